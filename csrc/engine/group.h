@@ -123,9 +123,10 @@ class Group {
   // Tells every member of a failure; no peer has to be alive. The first one wins in each mailbox.
   // One thread at a time, and not after leave(): the memory may serve another group by then.
   void fail(FailureKind kind, const std::string& report);
-  // The failure that reached this member first, if any.
+  // The failure that reached this member first, if any. Not read before what was read of peers'
+  // memory before the last publish().
   FailureRecord failure() const {
-    FailureRecord record = FailureRecord::unpack(own().failure.load(std::memory_order_acquire));
+    FailureRecord record = FailureRecord::unpack(own().failure.load(std::memory_order_seq_cst));
     // Peers may have written anything: keep the number within the members.
     if (record.reporter.index() >= size_) record.reporter = me_;
     return record;
@@ -137,6 +138,20 @@ class Group {
   }
   bool alive(Member member) const { return members_[member.at()]->alive(); }
   std::string describe(Member member) const;  // "rank 3 (pid 1234)"
+
+  // Copies from a member's process, as Peer::read.
+  int read(Member member, void* to, std::uint64_t from, std::size_t bytes) const {
+    return members_[member.at()]->read(to, from, bytes);
+  }
+  // Whether this rank may read the memory of each member's process.
+  bool reads_all() const;
+  // Whether the members have found out that all may read each other's memory. The same on all in
+  // each collective, as only collectives set it (SingleCopy).
+  enum class Reading : std::uint8_t { kUnknown, kAllowed, kForbidden };
+  Reading reading() const { return reading_; }
+  void set_reading(Reading found) { reading_ = found; }
+  // As pycollective::is_readable(). Remembers the last bytes that were.
+  bool is_readable(const void* begin, std::size_t bytes);
 
   // After this the group touches no peer's memory. The own mailbox is freed once all others have
   // left too, and have unmapped this rank's memory. Idempotent.
@@ -174,6 +189,9 @@ class Group {
   std::vector<std::size_t> channel_buffers_;
   std::size_t channel_buffer_bytes_ = 0;
   bool may_spin_;
+  Reading reading_ = Reading::kUnknown;
+  std::uintptr_t readable_begin_ = 0;
+  std::uintptr_t readable_end_ = 0;
   std::atomic<bool> left_{false};
   bool reported_ = false;
 };

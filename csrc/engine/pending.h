@@ -16,6 +16,7 @@
 #include "engine/operations/one_shot.h"
 #include "engine/operations/point_to_point.h"
 #include "engine/operations/scheduled.h"
+#include "engine/operations/single_copy.h"
 #include "engine/operations/two_shot.h"
 #include "engine/watch.h"
 
@@ -34,6 +35,7 @@ class AnyOperation {
     if (task.program) return made_.emplace<Scheduled>(group, task, sequence);
     if (group.messenger() != nullptr)  // what follows would reduce over this host alone
       throw std::logic_error("an operation between hosts has no program");
+    if (SingleCopy::fits(group, request)) return made_.emplace<SingleCopy>(group, task, sequence);
     if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, task, sequence);
     return made_.emplace<TwoShot>(group, task, sequence);
   }
@@ -49,8 +51,8 @@ class AnyOperation {
     return made_.emplace<Receive>(group, task, sequence);
   }
 
-  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, InternodePair,
-               ReceiveAny, AllToAllV, Staged, OnDevice>
+  std::variant<std::monostate, OneShot, TwoShot, SingleCopy, Scheduled, Send, Receive,
+               InternodePair, ReceiveAny, AllToAllV, Staged, OnDevice>
       made_;
 };
 

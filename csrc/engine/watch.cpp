@@ -110,16 +110,21 @@ void Watch::look_for_lost_peers(const Operation& operation, Mask gone) const {
   for (const Member each : group.members()) {
     // `gone` was read before finished_by(): so what it did before it went is not missed.
     if ((gone & bit(each)) == 0 || operation.finished_by(each)) continue;
-    const bool left = group.has_left(each);
-    // It may have reported a failure and left since this look began: that report says more.
-    throw_if_failed(operation);
-    throw CollectiveFailure(
-        failure_of(operation, FailureKind::kPeerFailure,
-                   loss_text(group.describe(each) +
-                                 (left ? " closed its communicator" : " died: its process ended") +
-                                 " before it finished " + name_of(operation),
-                             group.rank_of(each), group.world().rank)));
+    throw_lost(operation, each);
   }
+}
+
+void Watch::throw_lost(const Operation& operation, Member member) {
+  const Group& group = operation.group();
+  const bool left = group.has_left(member);
+  // It may have reported a failure and left since it was looked at: that report says more.
+  throw_if_failed(operation);
+  throw CollectiveFailure(
+      failure_of(operation, FailureKind::kPeerFailure,
+                 loss_text(group.describe(member) +
+                               (left ? " closed its communicator" : " died: its process ended") +
+                               " before it finished " + name_of(operation),
+                           group.rank_of(member), group.world().rank)));
 }
 
 void Watch::throw_timeout(const Operation& operation) const {

@@ -40,6 +40,9 @@ class Watch {
   // for each iteration of a wait.
   static void throw_if_failed(const Operation& operation);
 
+  // Throws that a member is gone that has not finished its part, or the failure that it reported.
+  [[noreturn]] static void throw_lost(const Operation& operation, Member member);
+
   // Looks for everything, at most every few milliseconds. Called after an advance() that was
   // blocked. Throws CollectiveFailure; the caller tells the group.
   void look(const Operation& operation, Sight& sight);

@@ -67,7 +67,7 @@ constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kChunkSlots = 3;  // chunks of a large operation under way at once
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
-constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0005;    // last digits: layout version
+constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0006;    // last digits: layout version
 
 using Mask = std::uint64_t;  // bit m: member m
 constexpr Mask bit(Member member) { return Mask{1} << member.index(); }
@@ -76,6 +76,7 @@ static_assert(8 * sizeof(Mask) == kMaxMembers);
 struct SegmentHeader {
   std::uint64_t magic;
   std::uint64_t token[2];
+  std::uint64_t address;            // where its process has mapped this header
   std::atomic<std::uint32_t> gone;  // 1 once its process has stopped using it, and may live on
   alignas(kLine) std::atomic<std::uint32_t> doorbell;  // futex; peers add 1, then wake
 };
@@ -93,6 +94,8 @@ struct CallSignature {
 struct alignas(kLine) Arrival {
   std::atomic<std::uint64_t> sequence;  // written last
   CallSignature called;
+  std::uint64_t input;  // for a single copy: where the rank's input lies in its process, or a word
+                        // below kPage (engine/operations/single_copy.cpp)
 };
 
 // A send that waits for its receive. `number` counts the sends of one direction of a pair, from 1.

@@ -31,10 +31,6 @@ class Arena {
   std::map<std::size_t, std::size_t> free_;  // offset -> bytes, never adjacent
 };
 
-namespace testing {
-struct Inside;
-}
-
 // The part of an own segment that a group uses: header, channels, data area.
 struct MailboxRange {
   std::size_t offset = 0;

@@ -7,6 +7,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -101,6 +102,7 @@ std::shared_ptr<Segment> Segment::create() {
   auto* header = new (base) SegmentHeader();
   header->token[0] = token[0];
   header->token[1] = token[1];
+  header->address = reinterpret_cast<std::uintptr_t>(base);
   header->magic = kSegmentMagic;
   return segment;
 }
@@ -138,6 +140,7 @@ void Segment::commit(std::size_t offset, std::size_t bytes) {
 }
 
 Peer::Peer(std::shared_ptr<Segment> segment, pid_t pid) : segment_(std::move(segment)), pid_(pid) {
+  refusal_ = read(nullptr, 0, 0);
   if (pid == 0) return;
   pidfd_ = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   if (pidfd_ >= 0) return;
@@ -165,6 +168,36 @@ bool Peer::alive() const {
 
 bool Peer::gone() const {
   return segment_->header().gone.load(std::memory_order_acquire) != 0 || !alive();
+}
+
+int Peer::read(void* to, std::uint64_t from, std::size_t bytes) const {
+  // The token comes with each read: no other process has it there, so these are that one's bytes.
+  Token token{};
+  const pid_t pid = pid_ != 0 ? pid_ : getpid();
+  const SegmentHeader& header = segment_->header();
+  auto* next = static_cast<std::byte*>(to);
+  do {
+    const iovec here[] = {{next, bytes}, {token.data(), sizeof(token)}};
+    const iovec there[] = {
+        {reinterpret_cast<void*>(from), bytes},
+        {reinterpret_cast<void*>(header.address + offsetof(SegmentHeader, token)), sizeof(token)}};
+    const ssize_t got = process_vm_readv(pid, here, 2, there, 2, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got < 0 ? errno : EFAULT;
+    if (static_cast<std::size_t>(got) == bytes + sizeof(token))
+      return token == segment_->token() ? 0 : ESRCH;
+    // A part, to the end of some page. What forbids the rest is known from the next call.
+    const std::size_t part = std::min(static_cast<std::size_t>(got), bytes);
+    next += part, from += part, bytes -= part;
+  } while (true);
+}
+
+bool is_readable(const void* begin, std::size_t bytes) {
+  std::byte first_and_last[2];
+  auto* const at = static_cast<std::byte*>(const_cast<void*>(begin));
+  const iovec here = {first_and_last, sizeof(first_and_last)};
+  const iovec there[] = {{at, 1}, {at + bytes - 1, 1}};
+  return process_vm_readv(getpid(), &here, 1, there, 2, 0) == sizeof(first_and_last);
 }
 
 void Peer::wake() const {

@@ -17,6 +17,10 @@
 
 namespace pycollective {
 
+namespace testing {
+struct Inside;
+}
+
 using Token = std::array<std::uint64_t, 2>;  // names a segment, at random
 
 class Segment {
@@ -49,6 +53,10 @@ class Segment {
   ForkGuard guard_;
 };
 
+// Whether other processes could read these bytes of this one (not none), by their first and last.
+// What a driver has mapped they cannot.
+bool is_readable(const void* begin, std::size_t bytes);
+
 // A process of this host whose segment is mapped here.
 class Peer {
  public:
@@ -66,12 +74,19 @@ class Peer {
   bool alive() const;
   // Whether its node or its process is gone, so that nobody will join with that segment again.
   bool gone() const;
+  // Copies what lies at `from` in that process, straight to `to` (process_vm_readv). Returns 0, or
+  // an errno. ESRCH: it has ended, and another process may have its pid.
+  int read(void* to, std::uint64_t from, std::size_t bytes) const;
+  // Whether this process may read that one's memory: 0, or the errno that it was refused with.
+  int refusal() const { return refusal_; }
   void wake() const;  // wakes all threads of that process that wait at its doorbell
 
  private:
+  friend struct testing::Inside;
   std::shared_ptr<Segment> segment_;
   pid_t pid_;
   int pidfd_ = -1;
+  int refusal_ = 0;
 };
 
 }  // namespace pycollective

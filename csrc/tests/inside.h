@@ -1,6 +1,7 @@
 // What only tests do to a node or a group: the one friend of both.
 #pragma once
 
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <mutex>
@@ -25,6 +26,11 @@ struct Inside {
   static void set_process(Group& group, Member member, pid_t pid) {
     std::shared_ptr<Peer>& peer = group.members_[member.at()];
     peer = std::make_shared<Peer>(std::shared_ptr<Segment>(peer, &peer->segment()), pid);
+  }
+  // From now on the group's rank is refused where it reads a member's memory.
+  static void refuse_reads(Group& group, Member member) {
+    set_process(group, member, 0);
+    group.members_[member.at()]->refusal_ = EPERM;
   }
   static void set_warn_after(Group& group, std::chrono::duration<double> time) {
     group.warn_after_ = time;

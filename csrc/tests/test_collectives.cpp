@@ -221,9 +221,11 @@ void barrier(const Case& c) {
   perform(c.comm, c.request(OpKind::kBarrier, nullptr, nullptr), c.turn);
 }
 
-void every_operation(int ranks, std::size_t data_bytes) {
+// `refused`: the last rank may not read the first one's memory, so none reads another's.
+void every_operation(int ranks, std::size_t data_bytes, bool refused = false) {
   ThreadRanks threads(ranks);
   const auto group = threads.make_group(60, data_bytes);
+  if (refused) testing::Inside::refuse_reads(group.back()->group(), Member(0));
   const std::size_t counts[] = {
       0, 1, 3, static_cast<std::size_t>(ranks) - 1, 17, 1000, 4097, 20011, kMostElements};
   // Of many ranks each count once: their threads take long to start under a sanitizer.
@@ -238,6 +240,9 @@ void every_operation(int ranks, std::size_t data_bytes) {
           operation(c);
       });
   }
+  for (const auto& each : group)
+    CHECK(ranks == 1 || each->group().reading() ==
+                            (refused ? Group::Reading::kForbidden : Group::Reading::kAllowed));
   threads.run([&](int r) { group[r]->close(); });
 }
 
@@ -290,6 +295,9 @@ int main() {
   for (const int ranks : {1, 2, 3, 4, 7}) every_operation(ranks, 0);
   every_operation(2, std::size_t{32} << 10);
   every_operation(5, std::size_t{32} << 10);
+  every_operation(2, 0, true);
+  every_operation(3, 0, true);
+  every_operation(5, std::size_t{32} << 10, true);
   every_operation(kMostRanks, std::size_t{32} << 10);
   first_sends_of_two_threads();
   opposite_orders();

@@ -127,9 +127,10 @@ void throw_pair_mismatch(const Request& mine, const Mismatch& found, const CallS
 ArrivalBarrier::ArrivalBarrier(Group& group, const Task& task, std::uint64_t sequence)
     : group_(group), sequence_(sequence), kind_(task.request->kind), mine_(signature_of(task)) {}
 
-void ArrivalBarrier::arrive() {
+void ArrivalBarrier::arrive(std::uint64_t input) {
   Arrival& mine = line(group_.me());
   mine.called = mine_;
+  mine.input = input;
   group_.publish(mine.sequence, sequence_);
 }
 

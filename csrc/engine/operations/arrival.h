@@ -51,13 +51,15 @@ class ArrivalBarrier {
  public:
   ArrivalBarrier(Group& group, const Task& task, std::uint64_t sequence);
 
-  // Tells the peers what this rank has called. They may read what it wrote before.
-  void arrive();
+  // Tells the peers what this rank has called. They may read what it wrote before, and `input`.
+  void arrive(std::uint64_t input = 0);
   // Whether all have arrived. Throws CollectiveFailure (kMismatch) at the first that differs, on
   // every rank, before any output is written.
   bool complete();
   // Compares those that have arrived, while another rank keeps all waiting.
   void compare_arrived() const;
+  // What a member that has arrived gave to arrive().
+  std::uint64_t input_of(Member member) const { return line(member).input; }
   bool arrived(Member member) const {
     return line(member).sequence.load(std::memory_order_acquire) >= sequence_;
   }

@@ -1,0 +1,145 @@
+#include "engine/operations/single_copy.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "engine/watch.h"
+
+namespace pycollective {
+namespace {
+
+// In an arrival line, in place of an address.
+constexpr std::uint64_t kMayNotRead = 0;  // this rank may not read some peer's memory
+constexpr std::uint64_t kUnreadable = 1;  // this call's input cannot be read by others
+constexpr std::uint64_t kNoInput = 2;
+
+// With fewer bytes for a rank, the system calls cost more than a second copy.
+constexpr std::size_t kLeastBytes = std::size_t{16} << 10;
+// After each piece a rank looks for failures of others.
+constexpr std::size_t kPiece = std::size_t{512} << 10;
+
+}  // namespace
+
+bool SingleCopy::fits(const Group& group, const Request& request) {
+  if (reduces(request.kind) || group.size() == 1 || group.reading() == Group::Reading::kForbidden)
+    return false;
+  return Shards(request, group.size()).longest() * size_of(request.dtype) >= kLeastBytes;
+}
+
+SingleCopy::SingleCopy(Group& group, const Task& task, std::uint64_t sequence)
+    : Operation(group, task, sequence),
+      arrival_(group, task, sequence),
+      shards_(*task.request, group.size()),
+      element_(size_of(task.request->dtype)),
+      base_(group.own().progress.combined.load(std::memory_order_relaxed)) {}
+
+std::uint64_t SingleCopy::input_word() {
+  if (group_.reading() == Group::Reading::kUnknown && !group_.reads_all()) return kMayNotRead;
+  const std::size_t bytes = element_ * elements_of(traits_of(request_.kind).input, request_,
+                                                   group_.me().index(), group_.size());
+  if (bytes == 0) return kNoInput;
+  // In place, what a peer needs would be overwritten by what it gives.
+  const bool overwritten = request_.kind == OpKind::kAllToAll && request_.input == request_.output;
+  if (overwritten || !group_.is_readable(request_.input, bytes)) return kUnreadable;
+  return reinterpret_cast<std::uintptr_t>(request_.input);
+}
+
+void SingleCopy::start() { arrival_.arrive(input_word()); }
+
+bool SingleCopy::begin() {
+  bool all_may_read = true;
+  bool all_readable = true;
+  for (const Member each : group_.members()) {
+    all_may_read &= arrival_.input_of(each) != kMayNotRead;
+    all_readable &= arrival_.input_of(each) != kUnreadable;
+  }
+  group_.set_reading(all_may_read ? Group::Reading::kAllowed : Group::Reading::kForbidden);
+  return all_may_read && all_readable;
+}
+
+State SingleCopy::advance() {
+  if (two_shot_) return two_shot_->advance();
+  switch (stage_) {
+    case Stage::kArrival:
+      if (!arrival_.complete()) return State::kBlocked;
+      if (!begin()) {
+        two_shot_.emplace(group_, task_, sequence_);  // which finds that all have arrived
+        return two_shot_->advance();
+      }
+      stage_ = Stage::kCopy;
+      [[fallthrough]];
+    case Stage::kCopy:
+      copy_piece();
+      if (step_ < group_.size()) return State::kProgressed;
+      group_.publish(group_.own().progress.combined, base_ + 1);
+      stage_ = Stage::kWait;
+      [[fallthrough]];
+    case Stage::kWait:
+      if (!others_have_read()) return State::kBlocked;
+  }
+  // After publish(), and so after all that was read.
+  Watch::throw_if_failed(*this);
+  return State::kDone;
+}
+
+bool SingleCopy::moves(Member from, Member to) const {
+  const OperationTraits& traits = traits_of(request_.kind);
+  return has(traits.input, from.index(), request_.root) &&
+         has(traits.output, to.index(), request_.root);
+}
+
+SingleCopy::Part SingleCopy::part_from(Member member) const {
+  const OperationTraits& traits = traits_of(request_.kind);
+  const int me = group_.me().index();
+  const bool takes_own_shard = traits.input.holds == Holds::kAllShards;
+  const int shard = takes_own_shard ? me : member.index();
+  return {takes_own_shard ? shards_.begin(me) * element_ : 0,
+          traits.output.holds == Holds::kShard ? 0 : shards_.begin(member.index()) * element_,
+          shards_.length(shard) * element_};
+}
+
+void SingleCopy::copy_piece() {
+  const Member from = after_me(step_);
+  const Part part = moves(from, group_.me()) ? part_from(from) : Part{};
+  const std::size_t bytes = std::min(part.length - copied_, kPiece);
+  if (bytes != 0) {
+    std::byte* to = static_cast<std::byte*>(request_.output) + part.to + copied_;
+    if (from == group_.me()) {
+      copy_bytes(to, static_cast<const std::byte*>(request_.input) + part.from + copied_, bytes);
+    } else {
+      const std::uint64_t at = arrival_.input_of(from) + part.from + copied_;
+      if (const int error = group_.read(from, to, at, bytes)) throw_unread(from, error);
+    }
+  }
+  copied_ += bytes;
+  if (copied_ < part.length) return;
+  copied_ = 0;
+  ++step_;
+}
+
+void SingleCopy::throw_unread(Member member, int error) const {
+  if (error == ESRCH || !group_.alive(member)) Watch::throw_lost(*this, member);
+  Watch::throw_if_failed(*this);  // then it may have freed its input
+  throw std::runtime_error("the memory of " + group_.describe(member) +
+                           " could not be read: process_vm_readv: " + std::strerror(error) +
+                           " (errno " + std::to_string(error) + ")");
+}
+
+bool SingleCopy::others_have_read() const {
+  for (const Member each : group_.members())
+    if (each != group_.me() && moves(group_.me(), each) && !has_read(each)) return false;
+  return true;
+}
+
+bool SingleCopy::finished_by(Member member) const {
+  if (two_shot_) return two_shot_->finished_by(member);
+  if (!arrival_.arrived(member)) return false;
+  // Also before this rank has begun: others may have finished since it looked.
+  if (stage_ != Stage::kWait && moves(member, group_.me())) return false;
+  return !moves(group_.me(), member) || has_read(member);
+}
+
+}  // namespace pycollective

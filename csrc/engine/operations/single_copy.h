@@ -1,0 +1,75 @@
+// Large messages that only move: each rank copies what it needs straight from its peers' inputs.
+//
+//   start     say where the own input lies in this process; arrive
+//   advance   once all have arrived and agree:
+//     copy      what this rank needs of each peer's input into its output, in pieces
+//     publish   that this rank has read
+//     wait      until all that read its input have done so, too; then look for failures
+//
+// An all-gather of m bytes costs each rank m read and m written, by one system call a piece.
+//
+// A peer may change its input as soon as its call has ended. It ends well only after all its
+// readers have published. If it fails, it tells all members first: so a rank that has read and
+// then sees no failure has read what the peer gave.
+//
+// If some rank may not read a peer's memory (ptrace scope, seccomp), or an input cannot be read, or
+// is where the output is, all see that in the arrival lines, and all go on as TwoShot.
+#pragma once
+
+#include <optional>
+
+#include "engine/operations/arrival.h"
+#include "engine/operations/operation.h"
+#include "engine/operations/shards.h"
+#include "engine/operations/two_shot.h"
+
+namespace pycollective {
+
+class SingleCopy final : public Operation {
+ public:
+  // Whether this path serves the request. Depends only on what all ranks agree on.
+  static bool fits(const Group& group, const Request& request);
+
+  SingleCopy(Group& group, const Task& task, std::uint64_t sequence);
+
+  void start() override;
+  State advance() override;
+  bool finished_by(Member member) const override;
+  void compare_calls() const override { arrival_.compare_arrived(); }
+  bool called_by(Member member) const override { return arrival_.arrived(member); }
+
+ private:
+  enum class Stage { kArrival, kCopy, kWait };
+
+  // A part of a rank's input, and where it goes in this rank's output. In bytes.
+  struct Part {
+    std::size_t from;
+    std::size_t to;
+    std::size_t length;
+  };
+
+  std::uint64_t input_word();
+  bool begin();  // false: not as a single copy
+  void copy_piece();
+  // `error`: the errno of a read.
+  [[noreturn]] void throw_unread(Member member, int error) const;
+  bool others_have_read() const;
+  // Whether data go from one member's input to the other's output.
+  bool moves(Member from, Member to) const;
+  Part part_from(Member member) const;
+  Member after_me(int steps) const { return Member((group_.me().index() + steps) % group_.size()); }
+  bool has_read(Member member) const {
+    return group_.mailbox(member).progress.combined.load(std::memory_order_acquire) > base_;
+  }
+
+  ArrivalBarrier arrival_;
+  Shards shards_;
+  std::size_t element_;  // bytes
+  std::uint64_t base_;   // chunks of earlier operations, on every rank
+  Stage stage_ = Stage::kArrival;
+  int step_ = 0;            // from which member it copies, around the ring from this one
+  std::size_t copied_ = 0;  // bytes of that member's part
+  std::optional<TwoShot> two_shot_;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,260 @@
+// Copies straight from a peer's memory: who waits for whom, and what ends them. Ranks are driven
+// step by step by one thread, so that each order of steps is tested, and no luck is needed.
+#include "engine/operations/single_copy.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/calls.h"
+#include "tests/check.h"
+#include "tests/inside.h"
+#include "tests/thread_ranks.h"
+
+using namespace pycollective;
+using namespace pycollective::testing;
+
+namespace {
+
+constexpr std::size_t kCount = 200'000;  // of a shard: two pieces
+constexpr float kUntouched = -1;
+constexpr float kChanged = -2;
+
+float value(int rank, std::size_t i) { return static_cast<float>((rank + 1) * 1000 + i % 997); }
+
+// One rank's call, driven by the test's thread.
+struct Rank {
+  std::vector<float> input, output;
+  Request request;
+  std::unique_ptr<Task> task;
+  std::unique_ptr<SingleCopy> operation;
+  bool done = false;
+  Failure failure;
+  bool over() const { return done || failure.kind != FailureKind::kNone; }
+};
+
+class Call {
+ public:
+  Call(OpKind kind, int ranks)
+      : group_(ranks), kind_(kind), ranks_(static_cast<std::size_t>(ranks)) {
+    for (std::size_t r = 0; r < ranks_; ++r) {
+      Rank& rank = ranks_of_[r];
+      const OperationTraits& traits = traits_of(kind);
+      rank.request.kind = kind;
+      rank.request.dtype = Dtype::kFloat32;
+      rank.request.count = kCount;
+      rank.request.root = kRoot;
+      const int number = static_cast<int>(r);
+      rank.input.resize(elements_of(traits.input, rank.request, number, ranks));
+      rank.output.assign(elements_of(traits.output, rank.request, number, ranks), kUntouched);
+      for (std::size_t i = 0; i < rank.input.size(); ++i) rank.input[i] = value(number, i);
+      rank.request.input = rank.input.data();
+      rank.request.output = rank.output.data();
+      rank.task = std::make_unique<Task>(rank.request);
+      CHECK(SingleCopy::fits(group(number), rank.request));
+      rank.operation = std::make_unique<SingleCopy>(group(number), *rank.task, 1);
+      rank.operation->start();
+    }
+  }
+
+  Rank& operator[](int rank) { return ranks_of_[static_cast<std::size_t>(rank)]; }
+  Group& group(int rank) { return group_[rank]->group(); }
+  int size() const { return static_cast<int>(ranks_); }
+
+  // Drives a rank on by one step, as Communicator::drive does.
+  void step(int number) {
+    Rank& rank = (*this)[number];
+    if (rank.over()) return;
+    rank.failure = failure_of([&] {
+      try {
+        rank.done = rank.operation->advance() == State::kDone;
+        if (!rank.done) Watch::throw_if_failed(*rank.operation);
+      } catch (const CollectiveFailure&) {
+        throw;
+      } catch (const std::exception& error) {
+        throw CollectiveFailure(
+            Failure::of_no_operation(FailureKind::kAborted, number, error.what()));
+      }
+    });
+    if (rank.over()) change_input(number);  // as its caller may
+  }
+  void change_input(int rank) {
+    auto& input = (*this)[rank].input;
+    std::fill(input.begin(), input.end(), kChanged);
+  }
+  // Whether the rank's output is what the call is to give.
+  bool is_right(int number) {
+    const auto& output = (*this)[number].output;
+    const bool gathers = kind_ == OpKind::kAllGather || kind_ == OpKind::kGather;
+    for (std::size_t i = 0; i < output.size(); ++i) {
+      const auto shard = static_cast<int>(i / kCount);
+      const std::size_t own = static_cast<std::size_t>(number) * kCount;
+      const float right = gathers                       ? value(shard, i % kCount)
+                          : kind_ == OpKind::kBroadcast ? value(kRoot, i)
+                          : kind_ == OpKind::kScatter   ? value(kRoot, own + i)
+                                                        : value(shard, own + i % kCount);
+      if (output[i] != right) return false;
+    }
+    return true;
+  }
+
+  static constexpr int kRoot = 1;
+
+ private:
+  const ThreadGroup group_;
+  OpKind kind_;
+  std::size_t ranks_;
+  Rank ranks_of_[3];
+};
+
+constexpr OpKind kKinds[] = {OpKind::kAllGather, OpKind::kBroadcast, OpKind::kGather,
+                             OpKind::kScatter, OpKind::kAllToAll};
+
+// Returns the steps that were needed. Each rank changes its input as soon as its call is over.
+int run_all(OpKind kind, int ranks, int first) {
+  Call call(kind, ranks);
+  int steps = 0;
+  for (bool all = false; !all; ++steps) {
+    call.step((first + steps) % ranks);
+    all = true;
+    for (int r = 0; r < ranks; ++r) all = all && call[r].over();
+    CHECK(steps < 1000);
+  }
+  for (int r = 0; r < ranks; ++r) CHECK(call[r].done && call.is_right(r));
+  return steps;
+}
+
+// A rank fails before some step, its caller changes its input at once, and then the others go on:
+// none ever takes what was changed for its result.
+void fails_before_step(OpKind kind, int ranks, int failing, int when) {
+  Call call(kind, ranks);
+  for (int i = 0; i < when; ++i) call.step(i % ranks);
+  if (call[failing].over()) return;
+  call.group(failing).fail(FailureKind::kAborted, "planted");
+  call[failing].failure = {FailureKind::kAborted, failing, kind, 1, "planted"};
+  call.change_input(failing);
+  for (int i = 0; i < 100; ++i) call.step(i % ranks);
+  for (int r = 0; r < ranks; ++r) {
+    CHECK(call[r].over());
+    CHECK(call[r].done ? call.is_right(r) : call[r].failure.kind == FailureKind::kAborted);
+  }
+}
+
+// Runs a rank until it needs what comes next of another one.
+void drive(Call& call, int rank) {
+  for (int i = 0; i < 100; ++i) call.step(rank);
+}
+
+// A process that has mapped what `mapped` says, and does nothing.
+pid_t start_idler(void* mapped) {
+  int ready[2];
+  CHECK(pipe(ready) == 0);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    constexpr int kFixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    if (mapped != nullptr && mmap(mapped, kPage, PROT_READ | PROT_WRITE, kFixed, -1, 0) != mapped)
+      _exit(1);
+    if (write(ready[1], "", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  char byte;
+  CHECK(read(ready[0], &byte, 1) == 1);
+  close(ready[0]);
+  close(ready[1]);
+  return child;
+}
+
+void end(pid_t child) {
+  CHECK(kill(child, SIGKILL) == 0);
+  CHECK(waitpid(child, nullptr, 0) == child);
+}
+
+// Rank 0 gathers from rank 1, which is another process here.
+Failure failure_with(pid_t process, const std::function<void()>& before_read) {
+  Call call(OpKind::kAllGather, 2);
+  for (int r = 0; r < 2; ++r) call.group(r).set_reading(Group::Reading::kAllowed);
+  Inside::set_process(call.group(0), Member(1), process);
+  before_read();
+  drive(call, 0);
+  return call[0].failure;
+}
+
+void one_that_cannot_be_read_is_named() {
+  const pid_t idler = start_idler(nullptr);
+  const Failure failure = failure_with(idler, [] {});
+  CHECK(failure.kind == FailureKind::kAborted);
+  CHECK(contains(failure.message, "the memory of rank 1 (pid " + std::to_string(idler)));
+  CHECK(contains(failure.message, "process_vm_readv: Bad address (errno 14)"));
+  end(idler);
+}
+
+void one_that_was_killed_is_lost() {
+  const pid_t idler = start_idler(nullptr);
+  const Failure failure = failure_with(idler, [&] { end(idler); });
+  CHECK(failure.kind == FailureKind::kPeerFailure);
+  CHECK(contains(failure.message, "rank 1 (pid " + std::to_string(idler) + ") died"));
+}
+
+// Another process may have its pid: its memory is not taken for the peer's.
+void another_process_with_its_pid_is_not_read() {
+  Call call(OpKind::kAllGather, 2);
+  for (int r = 0; r < 2; ++r) call.group(r).set_reading(Group::Reading::kAllowed);
+  const std::byte* header = call.group(0).segment_of(Member(1), 0);
+  const pid_t other = start_idler(const_cast<std::byte*>(header));
+  Inside::set_process(call.group(0), Member(1), other);
+  drive(call, 0);
+  CHECK(call[0].failure.kind == FailureKind::kPeerFailure);
+  end(other);
+}
+
+// Memory that other processes cannot read goes through slots, on all ranks.
+void input_that_cannot_be_read() {
+  const ThreadGroup group(2);
+  const std::size_t bytes = kCount * sizeof(float);
+  void* memory = mmap(nullptr, bytes, PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(memory != MAP_FAILED && !is_readable(memory, bytes));
+  auto* input = static_cast<float*>(memory);
+  for (std::size_t i = 0; i < kCount; ++i) input[i] = value(0, i);
+  group.run([&](int r) {
+    std::vector<float> x(kCount);
+    for (std::size_t i = 0; i < kCount; ++i) x[i] = value(r, i);
+    std::vector<float> y(2 * kCount);
+    Request request = all_reduce(x);
+    request.kind = OpKind::kAllGather;
+    request.output = y.data();
+    if (r == 0) request.input = input;
+    for (int turn = 0; turn < 2; ++turn) {
+      group[r]->run(request, {});
+      for (std::size_t i = 0; i < y.size(); ++i)
+        CHECK(y[i] == value(static_cast<int>(i / kCount), i % kCount));
+      if (r == 0) request.input = x.data();
+      std::fill(y.begin(), y.end(), kUntouched);
+    }
+    CHECK(group[r]->group().reading() == Group::Reading::kAllowed);
+  });
+  munmap(memory, bytes);
+}
+
+}  // namespace
+
+int main() {
+  one_that_cannot_be_read_is_named();
+  one_that_was_killed_is_lost();
+  another_process_with_its_pid_is_not_read();
+  input_that_cannot_be_read();
+  for (const OpKind kind : kKinds)
+    for (const int ranks : {2, 3}) {
+      for (int first = 1; first < ranks; ++first) run_all(kind, ranks, first);
+      const int steps = run_all(kind, ranks, 0);
+      for (int failing = 0; failing < ranks; ++failing)
+        for (int when = 0; when < steps; ++when) fails_before_step(kind, ranks, failing, when);
+    }
+  std::puts("single copy: passed");
+}
