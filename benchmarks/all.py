@@ -1,7 +1,8 @@
 """Every question about the collectives on one host, then a table of the targets: `make bench`.
 
 A question is one or more runs of `pycollective bench`. A target is what the project has set itself
-to reach: a ratio is a peer's time over ours, at the size where it is worst. Open MPI is judged as
+to reach. A ratio is a peer's time over ours; a target looks at the size and the peer where it is
+worst, or at the geometric mean over sizes, at the peer where that is worst. Open MPI is judged as
 it comes, and without cross-memory attach (CMA): each is the faster one on some sizes.
 
 Usage: python -m benchmarks.all [NAME ...] [--out DIR] [--quick]    some of `QUESTIONS`, else all
@@ -11,23 +12,27 @@ Usage: python -m benchmarks.all [NAME ...] [--out DIR] [--quick]    some of `QUE
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.mpi_environments import ensure_all
-from pycollective.bench.libraries import find_peers
-from pycollective.bench.phase import FAR, NEAR, phase_of
+from pycollective.bench.libraries import Library, find_peers
+from pycollective.bench.phase import FAR, MIXED, NEAR
 from pycollective.bench.plot import plot
-from pycollective.bench.record import Limit, Record, Row, read_json, write_json
+from pycollective.bench.record import Record, Row, read_json, write_json
 from pycollective.bench.settings import Settings, format_size, ladder
 from pycollective.bench.table import run
 from pycollective.cli.common import progress_line
 
 KI, MI = 1 << 10, 1 << 20
-PEERS = tuple(find_peers("gloo,mpich,openmpi,openmpi-nocma,impi"))
-SIZES = tuple(ladder(KI, 64 * MI, 0, 2))
+END = 64 * MI
+MPIS = ("mpich", "openmpi", "openmpi-nocma", "impi")
+PEERS = tuple(find_peers(",".join(("gloo", *MPIS))))
+MOVING = ("all_gather", "broadcast", "gather", "scatter", "all_to_all")
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -38,45 +43,58 @@ class Question:
     runs: dict[str, Settings]
 
 
-def _all_reduce(ranks: int, *dtypes: str) -> dict[str, Settings]:
-    return {
-        f"all_reduce_{ranks}_ranks_{dtype}": Settings(
-            "all_reduce", SIZES, ranks=ranks, dtype=dtype, peers=PEERS
-        )
-        for dtype in dtypes
-    }
+def _beside_peers(operation: str, ranks: int, factor: int, *more: Library) -> dict[str, Settings]:
+    sizes = tuple(ladder(KI, END, 0, factor))
+    settings = Settings(operation, sizes, ranks=ranks, peers=(*PEERS, *more), rounds=ROUNDS)
+    return {f"{operation}_{ranks}_ranks": settings}
 
 
 QUESTIONS = {
-    "all_reduce_2_ranks": Question(
-        "all-reduce, 2 ranks: how fast beside Gloo, MPICH and Open MPI, and how near to the limit?",
-        _all_reduce(2, "float32", "bfloat16", "float16"),
+    "all_reduce": Question(
+        "all-reduce, 2 ranks: how fast beside Gloo and each MPI, how near to the limit, and do "
+        "bf16 and fp16 take as long for the same bytes?",
+        _beside_peers("all_reduce", 2, 2, *find_peers("bfloat16,float16")),
     ),
-    "all_reduce_4_ranks": Question(
-        "all-reduce, 4 ranks: what if there are more ranks than cores?",
-        _all_reduce(4, "float32", "bfloat16"),
+    "bfloat16": Question(
+        "all-reduce of bf16, 2 ranks: how fast beside those who have it?",
+        {
+            "all_reduce_2_ranks_bfloat16": Settings(
+                *("all_reduce", (MI, END), 2, "bfloat16"),
+                peers=tuple(find_peers("gloo,mpich")),
+                rounds=ROUNDS,
+            )
+        },
     ),
     "small_messages": Question(
         "small all-reduces, 2 ranks: what does a call cost in C++, from Python, through torch?",
         {
             "small_messages": Settings(
                 "all_reduce",
-                (16, 64, 256, KI, 4 * KI, 16 * KI),
+                (16, KI, 16 * KI),
                 ranks=2,
-                peers=(*find_peers("native,torch"), *PEERS),
+                peers=(*find_peers("native,torch,fake"), *PEERS),
                 rounds=11,
             )
         },
     ),
-    "other_collectives": Question(
-        "reduce-scatter, all-gather, broadcast, 2 ranks: how fast beside Gloo, MPICH and Open MPI?",
-        {
-            f"{operation}_2_ranks": Settings(
-                operation, tuple(ladder(KI, 64 * MI, 0, 4)), ranks=2, peers=PEERS
-            )
-            for operation in ("reduce_scatter", "all_gather", "broadcast")
-        },
+    "reduce_scatter": Question(
+        "reduce-scatter, 2 ranks: how fast beside Gloo and each MPI?",
+        _beside_peers("reduce_scatter", 2, 4),
     ),
+    **{
+        f"{operation}_4_ranks": Question(
+            f"{operation}, 4 ranks: what if there are more ranks than cores?",
+            _beside_peers(operation, 4, 4),
+        )
+        for operation in ("all_reduce", "reduce_scatter")
+    },
+    **{
+        operation: Question(
+            f"{operation}, 2 ranks: how fast beside Gloo and each MPI?",
+            _beside_peers(operation, 2, 4),
+        )
+        for operation in MOVING
+    },
 }
 
 
@@ -88,8 +106,10 @@ def answer(question: Question, out: Path, quick: bool) -> dict[str, Record]:
     print(f"\n== {question.text}", flush=True)
     for stem, settings in question.runs.items():
         settings = replace(settings, mpi_environments=environments)
+        started = time.monotonic()
         with progress_line() as progress:
             record = run(_shortened(settings) if quick else settings, progress)
+        print(f"# {stem}: {time.monotonic() - started:.0f} s", flush=True)
         write_json(record, out / f"{stem}.json")
         plot(record, out / f"{stem}.png")
         records[stem] = record
@@ -111,10 +131,19 @@ def end_if_wrong(records: Mapping[str, Record]) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One measured value, and the size that it is of."""
+    """One measured value: at which sizes, and of which peer or type."""
 
     value: float
-    size: int
+    sizes: tuple[int, ...]
+    of: str = ""
+
+    def __str__(self) -> str:
+        size = format_size(self.sizes[0]) if len(self.sizes) == 1 else ""
+        return f"{self.of} {size}".strip()
+
+
+Records = Mapping[str, Record]
+Measure = Callable[[Records, "Target"], list[Outcome]]
 
 
 @dataclass(frozen=True)
@@ -124,19 +153,22 @@ class Target:
     Attributes:
         what: in words.
         stem: of the record that shows it.
-        phase: NEAR or FAR where the target is of one phase of the machine; "" for both. It is
-            told for each size, since virtual cores move in the course of a run: then a verdict is
-            of some of the sizes, and says of how many.
-        measure: finds the values in that record, one a size.
-        bound: what it must reach, or, where `most` is True, not exceed.
+        phase: NEAR or FAR where the target is of one phase of the machine; "" for all. Virtual
+            cores move in the course of a run: then a verdict is of some of the sizes, and says of
+            how many.
+        measure: finds the values.
+        bound: what each must reach, or, where `most` is True, not exceed.
+        smallest, largest: of the sizes, in bytes.
         unit: printed after numbers.
     """
 
     what: str
     stem: str
     phase: str
-    measure: Callable[[Record], list[Outcome]]
+    measure: Measure
     bound: float
+    smallest: int = KI
+    largest: int = END
     most: bool = False
     unit: str = "x"
 
@@ -148,123 +180,163 @@ class Target:
         """Whether that is good enough."""
         return outcome.value <= self.bound if self.most else outcome.value >= self.bound
 
+    def rows(self, record: Record, *libraries: str) -> list[Row]:
+        """Return what was measured of these libraries at its sizes, in its phase."""
+        return [
+            row
+            for row in record.rows
+            if row.library in libraries and self.smallest <= row.size <= self.largest
+            if row.phase == self.phase or (not self.phase and row.phase != MIXED)
+        ]
 
-def _ratio(library: str, smallest: int, largest: int) -> Callable[[Record], list[Outcome]]:
-    """The ratios of `library`, from `smallest` to `largest` bytes."""
-    return lambda record: [
-        Outcome(row.ratio, row.size)
-        for row in record.rows
-        if row.library == library and row.ratio and smallest <= row.size <= largest
+    def medians(
+        self, record: Record, library: str = "pycollective"
+    ) -> dict[tuple[int, str], float]:
+        """Return the median seconds of a library, by size and phase."""
+        return {
+            (row.size, row.phase): row.timing.median
+            for row in self.rows(record, library)
+            if row.timing
+        }
+
+
+def _ratios(*peers: str) -> Measure:
+    """The ratio of each of these peers at each size."""
+    return lambda records, target: [
+        Outcome(row.ratio, (row.size,), row.library)
+        for row in target.rows(records[target.stem], *peers)
+        if row.ratio
     ]
 
 
-def _share(size: int) -> Callable[[Record], list[Outcome]]:
+def _means(*peers: str) -> Measure:
+    """The geometric mean of each of these peers' ratios over all sizes."""
+
+    def means(records: Records, target: Target) -> list[Outcome]:
+        ratios = _ratios(*peers)(records, target)
+        of_peers = ([each for each in ratios if each.of == peer] for peer in peers)
+        return [
+            Outcome(
+                statistics.geometric_mean(each.value for each in found),
+                tuple(each.sizes[0] for each in found),
+                found[0].of,
+            )
+            for found in of_peers
+            if found
+        ]
+
+    return means
+
+
+def _shares(records: Records, target: Target) -> list[Outcome]:
     """Our share of the limit, in per cent."""
-    return lambda record: [
-        Outcome(100 * limit.share, size) for limit in record.limits if limit.size == size
+    return [
+        Outcome(100 * limit.share, (limit.size,))
+        for limit in records[target.stem].limits
+        if target.smallest <= limit.size <= target.largest and limit.phase == target.phase
     ]
 
 
-def _time(library: str, size: int) -> Callable[[Record], list[Outcome]]:
-    """The median time of `library`, in microseconds."""
-
-    def median(record: Record) -> list[Outcome]:
-        row = record.row(library, size)
-        return [Outcome(row.timing.median * 1e6, size)] if row and row.timing else []
-
-    return median
+def _microseconds(records: Records, target: Target) -> list[Outcome]:
+    """The median time of a call from Python."""
+    medians = target.medians(records[target.stem])
+    return [Outcome(median * 1e6, (size,)) for (size, _), median in medians.items()]
 
 
-def _python_over(library: str) -> Callable[[Record], list[Outcome]]:
-    """Our time over that of `library`, called from Python too."""
-    peer = _ratio(library, KI, KI)
-    return lambda record: [Outcome(1 / outcome.value, KI) for outcome in peer(record)]
+def _over_fake(records: Records, target: Target) -> list[Outcome]:
+    """What the call through torch takes longer than over a backend that does nothing, in us."""
+    ours, fake = (target.medians(records[target.stem], library) for library in ("torch", "fake"))
+    return [Outcome((ours[then] - fake[then]) * 1e6, then[:1]) for then in ours if then in fake]
 
 
-_TWO, _FOUR, _SMALL = "all_reduce_2_ranks_float32", "all_reduce_4_ranks_float32", "small_messages"
-_END = 64 * MI
-_OPEN_MPI = (("openmpi", "Open MPI"), ("openmpi-nocma", "Open MPI without CMA"))
+def _over_near(records: Records, target: Target) -> list[Outcome]:
+    """Our time in its phase over that in near."""
+    record = records[target.stem]
+    here, near = target.medians(record), replace(target, phase=NEAR).medians(record)
+    return [
+        Outcome(median / near[size, NEAR], (size,))
+        for (size, _), median in here.items()
+        if (size, NEAR) in near
+    ]
+
+
+def _of_reductions() -> Iterator[Target]:
+    others = tuple(peer.name for peer in PEERS if peer.name != "impi")
+    for operation in ("all_reduce", "reduce_scatter"):
+        for ranks in (2, 4):
+            start, stem = f"{operation}, {ranks} ranks, ", f"{operation}_{ranks}_ranks"
+            yield Target(f"{start}mean over each but Intel MPI", stem, NEAR, _means(*others), 3)
+            yield Target(f"{start}mean over Intel MPI", stem, NEAR, _means("impi"), 2)
+            yield Target(f"{start}each peer", stem, NEAR, _ratios(*others, "impi"), 1.1)
+
+
+def _of_moving() -> Iterator[Target]:
+    each = tuple(peer.name for peer in PEERS)
+    for operation in MOVING:
+        stem = f"{operation}_2_ranks"
+        yield Target(f"{operation}, mean over each peer", stem, NEAR, _means(*each), 1.5)
+        yield Target(
+            f"{operation}, each peer, below 4 Mi", stem, NEAR, _ratios(*each), 1, largest=4 * MI - 1
+        )
+        yield Target(
+            f"{operation}, each peer, from 4 Mi", stem, NEAR, _ratios(*each), 0.95, smallest=4 * MI
+        )
+
+
+_ALL, _SMALL = "all_reduce_2_ranks", "small_messages"
 
 TARGETS = (
-    Target("2 ranks, over Gloo, to 64 Ki", _TWO, NEAR, _ratio("gloo", KI, 64 * KI), 50),
-    Target("2 ranks, over Gloo, to 1 Mi", _TWO, NEAR, _ratio("gloo", 64 * KI + 1, MI), 10),
-    Target("2 ranks, over Gloo, above 1 Mi", _TWO, NEAR, _ratio("gloo", MI + 1, _END), 6),
+    *_of_reductions(),
+    *_of_moving(),
     *(
         Target(
-            f"2 ranks, {dtype}, over Gloo, above 1 Mi",
-            f"all_reduce_2_ranks_{dtype}",
-            NEAR,
-            _ratio("gloo", MI + 1, _END),
-            8,
+            f"all_reduce, share of the limit, {sizes}",
+            *(_ALL, NEAR, _shares, bound, smallest, largest),
+            unit=" %",
         )
-        for dtype in ("bfloat16", "float16")
+        for sizes, bound, smallest, largest in (
+            ("256 Ki to 4 Mi", 60, 256 * KI, 4 * MI),
+            ("16 Mi", 70, 16 * MI, 16 * MI),
+            ("64 Mi", 85, END, END),
+        )
     ),
-    Target("2 ranks, over MPICH", _TWO, NEAR, _ratio("mpich", KI, _END), 2),
-    *(
-        Target(f"2 ranks, over {name}, from 4 Ki", _TWO, NEAR, _ratio(library, 4 * KI, _END), 1.5)
-        for library, name in _OPEN_MPI
+    Target("all_reduce, time over near, to 256 Ki", _ALL, FAR, _over_near, 2, KI, 256 * KI, True),
+    Target("all_reduce, time over near", _ALL, FAR, _over_near, 3, most=True),
+    Target("all_reduce, each MPI", _ALL, FAR, _ratios(*MPIS), 1),
+    Target(
+        "all_reduce, time over fp32's", _ALL, "", _ratios("bfloat16", "float16"), 1.1, most=True
     ),
-    Target("2 ranks, over Gloo, 64 Mi", _TWO, FAR, _ratio("gloo", _END, _END), 3.5),
-    Target("2 ranks, over MPICH", _TWO, FAR, _ratio("mpich", KI, _END), 1),
-    *(
-        Target(f"2 ranks, over {name}", _TWO, FAR, _ratio(library, KI, _END), 1)
-        for library, name in _OPEN_MPI
-    ),
-    Target("2 ranks, 64 Mi, share of the limit", _TWO, NEAR, _share(_END), 70, unit=" %"),
-    Target("native call, 1 Ki", _SMALL, NEAR, _time("native", KI), 0.5, most=True, unit=" us"),
-    *(
-        Target(f"Python over mpi4py, {name}, 1 Ki", _SMALL, "", _python_over(peer), 0.7, most=True)
-        for peer, name in _OPEN_MPI
-    ),
-    Target("dist.all_reduce, 4 floats", _SMALL, "", _time("torch", 16), 7, most=True, unit=" us"),
-    Target("4 ranks, over Gloo", _FOUR, "", _ratio("gloo", KI, _END), 6),
-    Target("4 ranks, over MPICH", _FOUR, "", _ratio("mpich", KI, _END), 1),
-    *(
-        Target(f"4 ranks, over {name}", _FOUR, "", _ratio(library, KI, _END), 1)
-        for library, name in _OPEN_MPI
-    ),
+    Target("Python call, 1 Ki", _SMALL, NEAR, _microseconds, 0.4, KI, KI, True, " us"),
+    Target("dist.all_reduce over fake, 4 floats", _SMALL, "", _over_fake, 2, 16, 16, True, " us"),
 )
 
 
-def _within(record: Record, phase: str) -> Record:
-    """What was measured while the machine was in this phase."""
-    latency = {limit.size: limit.latency for limit in record.limits}
-
-    def was_then(of: Row | Limit) -> bool:
-        # Files from before say no phase, only the median latency of each size.
-        return phase in ("", of.phase or phase_of(latency.get(of.size, 0.0)))
-
-    return replace(
-        record,
-        limits=list(filter(was_then, record.limits)),
-        rows=list(filter(was_then, record.rows)),
-    )
-
-
-def table(records: dict[str, Record]) -> Iterator[str]:
-    """A line a target: bound, what was measured (at its worst size), met or missed."""
-    yield f"{'target (float32 unless said)':54}{'bound':>11}{'measured':>11}  at    verdict"
-    for target in TARGETS:
-        if target.stem in records:
-            yield _line(target, records[target.stem])
-
-
-def _line(target: Target, record: Record) -> str:
-    what = f"{target.what}{f' ({target.phase})' if target.phase else ''}"
+def verdict(target: Target, records: Records) -> tuple[str, str, str, str, str, str]:
+    """Return target, phase, bound, what was measured, where it is worst, and met or missed."""
     bound = f"{'<=' if target.most else '>='} {target.bound:g}{target.unit}"
-    start = f"{what:54}{bound:>11}"
-    outcomes = target.measure(_within(record, target.phase))
+    start = target.what, target.phase, bound
+    outcomes = target.measure(records, target)
     if not outcomes:
-        return f"{start}{'-':>11}  -     not measured"
+        return (*start, "-", "-", "not measured")
     worst = target.worst(outcomes)
-    verdict = "met" if target.met(worst) else "MISSED"
-    measured_at, sizes = (
-        len({outcome.size for outcome in each}) for each in (outcomes, target.measure(record))
-    )
-    if measured_at < sizes:
-        verdict += f", {measured_at} of {sizes} sizes"
-    measured = f"{worst.value:.2f}{target.unit}"
-    return f"{start}{measured:>11}  {format_size(worst.size):6}{verdict}"
+    said = "met" if target.met(worst) else f"MISSED by {abs(1 - worst.value / target.bound):.0%}"
+    seen = {size for outcome in outcomes for size in outcome.sizes}
+    sizes = {
+        row.size
+        for row in records[target.stem].rows
+        if target.smallest <= row.size <= target.largest
+    }
+    if len(seen) < len(sizes):
+        said += f", {len(seen)} of {len(sizes)} sizes"
+    return (*start, f"{worst.value:.2f}{target.unit}", str(worst), said)
+
+
+def table(records: Records) -> Iterator[str]:
+    """A line a target whose record is there."""
+    known = [verdict(target, records) for target in TARGETS if target.stem in records]
+    head = ("target (float32, 2 ranks unless said)", "phase", "bound", "measured", "at", "")
+    for what, phase, bound, measured, at, said in (head, *known):
+        yield f"{what:54}{phase:5}{bound:>9}{measured:>10}  {at:20}{said}".rstrip()
 
 
 def main() -> None:
@@ -280,7 +352,8 @@ def main() -> None:
     started = time.monotonic()
     records: dict[str, Record] = {}
     if options.table:
-        files = {target.stem: options.out / f"{target.stem}.json" for target in TARGETS}
+        stems = [stem for question in QUESTIONS.values() for stem in question.runs]
+        files = {stem: options.out / f"{stem}.json" for stem in stems}
         records = {stem: read_json(path) for stem, path in files.items() if path.exists()}
         print("\n".join(table(records)))
         return

@@ -145,14 +145,18 @@ def take_turns_by_phase(
 ) -> list[InPhase]:
     """The medians within each phase in which every call had `least` turns, near first.
 
-    `looks` measures the latency, the same on all ranks. A turn between looks that disagree is
-    repeated.
+    `looks` measures the latency, the same on all ranks. A turn, with the warm call before it, is
+    repeated if the looks around it disagree.
     """
+
+    def once(call: Call) -> tuple[float, ...]:
+        call()  # warm
+        return turn(call)
+
     seen: dict[str, list[phase.Turn[tuple[float, ...]]]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            call()  # warm
-            seen[name].append(phase.within_one(partial(turn, call), looks))
+            seen[name].append(phase.within_one(partial(once, call), looks))
     return [
         InPhase(
             now,

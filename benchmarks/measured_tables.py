@@ -15,24 +15,31 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pycollective.bench.phase import FAR, NEAR, phase_of
-from pycollective.bench.record import Record, read_json
+from benchmarks import all as questions
+from pycollective.bench.phase import FAR, NEAR
+from pycollective.bench.record import Record, Row, read_json
 
 KI, MI = 1 << 10, 1 << 20
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-_TWO, _FOUR = "all_reduce_2_ranks", "all_reduce_4_ranks"
 # Neither of its settings is the faster one everywhere.
 _OPEN_MPI = ("openmpi", "openmpi-nocma")
+_PEERS = {
+    "gloo": "Gloo",
+    "mpich": "MPICH",
+    "openmpi": "Open MPI",
+    "openmpi-nocma": "Open MPI without CMA",
+    "impi": "Intel MPI",
+}
 _PHASES = {NEAR: "that share a cache", FAR: "that share no cache"}
 
 
 def readme() -> str:
-    """Five rows: small and large, both phases of the machine, one that is lost, two hosts."""
+    """Small and large all-reduces, an all-gather, and two hosts."""
     rows = [
-        _readme_row("All-reduce, 2 ranks, fp32, 16 KiB", f"{_TWO}_float32", 16 * KI),
-        _readme_row("All-reduce, 2 ranks, fp32, 1 MiB", f"{_TWO}_float32", MI),
-        _readme_row("All-reduce, 2 ranks, bf16, 64 MiB", f"{_TWO}_bfloat16", 64 * MI),
+        _readme_row("All-reduce, 2 ranks, fp32, 16 KiB", "all_reduce_2_ranks", 16 * KI),
+        _readme_row("All-reduce, 2 ranks, fp32, 1 MiB", "all_reduce_2_ranks", MI),
+        _readme_row("All-reduce, 2 ranks, bf16, 64 MiB", "all_reduce_2_ranks_bfloat16", 64 * MI),
         _readme_row("All-gather, 2 ranks, fp32, 64 MiB", "all_gather_2_ranks", 64 * MI),
     ]
     record = _two_hosts()
@@ -42,51 +49,114 @@ def readme() -> str:
             'All-reduce, 2 hosts of 2 ranks, bf16, 16 MiB of gradients, `wire="exact"`',
             _time(seconds["exact"]),
             _times(seconds["gloo"] / seconds["exact"]),
-            *("", ""),
+            *("", "", ""),
             f"{_machine(record['machine'])}; a link of {record['link']} decides, not the phase",
         )
     )
-    head = ("", "pycollective", "Gloo", "MPICH", "Open MPI", "Machine and phase")
+    head = ("", "pycollective", "Gloo", "MPICH", "Open MPI", "Intel MPI", "Machine and phase")
     return _table(head, rows)
 
 
 def _readme_row(what: str, stem: str, size: int) -> tuple[str, ...]:
     record = _record(stem)
-    latency = _latency(record, size)
-    open_mpi = min(_OPEN_MPI, key=lambda library: _ratio(record, library, size) or 0)
-    phase = f"{_PHASES[phase_of(latency)]} ({latency * 1e9:.0f} ns)"
+    phase, rows = next(iter(_by_phase(record, size).items()))
+    open_mpi = (rows.get(library) for library in _OPEN_MPI)
+    fastest = min(open_mpi, key=lambda row: row.ratio or 0 if row else 0)
+    peers = (rows.get("gloo"), rows.get("mpich"), fastest, rows.get("impi"))
+    cores = f"{_PHASES.get(phase, phase)} ({_nanoseconds(record, size, phase)})"
     return (
         what,
-        _own_time(record, size),
-        *(_ratio_cell(record, library, size) for library in ("gloo", "mpich", open_mpi)),
-        f"{_machine(record.machine)} {phase}",
+        _own_time(rows),
+        *(_ratio(row) for row in peers),
+        f"{_machine(record.machine)} {cores}",
     )
 
 
 def all_reduce() -> str:
     """Sizes and types, beside every library."""
-    libraries = ("gloo", "mpich", *_OPEN_MPI)
-    head = ("Ranks, type", "Message", "pycollective", "Gloo", "MPICH", "Open MPI")
+    sizes = (KI, 16 * KI, 64 * KI, 256 * KI, MI, 4 * MI, 16 * MI, 64 * MI)
+    return _beside_peers(
+        "Ranks, type",
+        (
+            ("2, fp32", "all_reduce_2_ranks", sizes),
+            ("2, bf16", "all_reduce_2_ranks_bfloat16", (MI, 64 * MI)),
+            ("4, fp32", "all_reduce_4_ranks", (KI, 64 * KI, MI, 16 * MI, 64 * MI)),
+        ),
+    )
+
+
+def others() -> str:
+    """The other collectives, fp32, beside every library."""
+    sizes = (KI, 64 * KI, MI, 4 * MI, 64 * MI)
+    stems = [f"reduce_scatter_{ranks}_ranks" for ranks in (2, 4)]
+    stems += [f"{operation}_2_ranks" for operation in questions.MOVING]
+    return _beside_peers(
+        "Operation, ranks",
+        [(stem.removesuffix("_ranks").replace("_2", ", 2"), stem, sizes) for stem in stems],
+    )
+
+
+def _beside_peers(first: str, runs: Iterable[tuple[str, str, tuple[int, ...]]]) -> str:
+    """A row for each size and phase; what was measured in two phases has two."""
     rows = []
-    for stem, what, sizes in (
-        (f"{_TWO}_float32", "2, fp32", (KI, 16 * KI, 64 * KI, MI, 16 * MI, 64 * MI)),
-        (f"{_TWO}_bfloat16", "2, bf16", (MI, 64 * MI)),
-        (f"{_TWO}_float16", "2, fp16", (64 * MI,)),
-        (f"{_FOUR}_float32", "4, fp32", (KI, MI, 16 * MI, 64 * MI)),
-        (f"{_FOUR}_bfloat16", "4, bf16", (MI, 64 * MI)),
-    ):
-        record = _record(stem)
-        for place, size in enumerate(sizes):
-            rows.append(
-                (
-                    what if place == 0 else "",
-                    _size(size),
-                    _own_time(record, size),
-                    *(_ratio_cell(record, library, size) for library in libraries),
-                    f"{_latency(record, size) * 1e9:.0f} ns",
+    for what, stem, sizes in runs:
+        record, named = _record(stem), ""
+        for size in sizes:
+            for phase, of in _by_phase(record, size).items():
+                rows.append(
+                    (
+                        "" if what == named else what,
+                        _size(size),
+                        _own_time(of),
+                        *(_ratio(of.get(library)) for library in _PEERS),
+                        f"{phase}, {_nanoseconds(record, size, phase)}",
+                    )
                 )
-            )
-    return _table((*head, "Open MPI without CMA", "Core to core"), rows)
+                named = what
+    return _table((first, "Message", "pycollective", *_PEERS.values(), "Phase"), rows)
+
+
+def small() -> str:
+    """What a call costs, by who calls."""
+    record = _record("small_messages")
+    sizes = (16, KI, 16 * KI)
+    callers = {
+        "native": "`pycollective` from C++",
+        "pycollective": "`pycollective` from Python",
+        "torch": "`dist.all_reduce` over `pycollective`",
+        "fake": "`dist.all_reduce` over torch's `fake`, which does nothing",
+        **{name: f"{_PEERS[name]} from Python (mpi4py)" for name in questions.MPIS},
+    }
+    cells = [next(iter(_by_phase(record, size).values())) for size in sizes]
+    rows = [(what, *(_own_time(each, name) for each in cells)) for name, what in callers.items()]
+    return _table(("", *(_size(size) for size in sizes)), rows)
+
+
+def machine() -> str:
+    """What the runs of one host were measured on, beside what, and in which phases."""
+    records = _one_host().values()
+    record = _record("all_reduce_2_ranks")
+    caches = ", ".join(f"{name} {size}" for name, size in record.machine["caches"].items())
+    versions = [record.libraries[peer]["versions"]["library"] for peer in ("gloo", *questions.MPIS)]
+    counts = {phase: sum(each.phases[phase] for each in records) for phase in record.phases}
+    return (
+        f"Measured on {_machine(record.machine)} ({caches}, {record.machine['simd']}), beside "
+        f"{', '.join(dict.fromkeys(versions))}. Of all turns {counts[NEAR]:,} were near, "
+        f"{counts[FAR]:,} far, and {counts['dropped']:,} were dropped since not every library had "
+        "one in their phase.\n"
+    )
+
+
+def targets() -> str:
+    """What the project has set itself to reach, and whether it does."""
+    head = ("Target", "Phase", "Bound", "Measured", "Where it is worst", "")
+    records = _one_host()
+    return _table(head, (questions.verdict(each, records) for each in questions.TARGETS))
+
+
+def _one_host() -> dict[str, Record]:
+    stems = [stem for question in questions.QUESTIONS.values() for stem in question.runs]
+    return {stem: _record(stem) for stem in stems}
 
 
 def two_hosts() -> str:
@@ -107,7 +177,14 @@ def two_hosts() -> str:
 
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"measured": readme},
-    "docs/measured.md": {"all-reduce": all_reduce, "two hosts": two_hosts},
+    "docs/measured.md": {
+        "machine": machine,
+        "targets": targets,
+        "all-reduce": all_reduce,
+        "small calls": small,
+        "other collectives": others,
+        "two hosts": two_hosts,
+    },
 }
 
 
@@ -145,28 +222,34 @@ def _machine(machine: Mapping[str, Any]) -> str:
     return f"{machine['cpu']}, {machine['cores']} cores"
 
 
-def _latency(record: Record, size: int) -> float:
-    row = record.row("pycollective", size)
-    phase = row.phase if row else ""  # of two, that of the ratios
-    return next(each.latency for each in record.limits if (each.size, each.phase) == (size, phase))
+def _by_phase(record: Record, size: int) -> dict[str, dict[str, Row]]:
+    """Return the rows of a size by phase, near first, and library.
+
+    Raises:
+        SystemExit: that was not measured.
+    """
+    found: dict[str, dict[str, Row]] = {}
+    for row in record.rows:
+        if row.size == size:
+            found.setdefault(row.phase, {})[row.library] = row
+    if not found:
+        raise SystemExit(f"{record.settings['operation']} of {size} bytes was not measured")
+    return found
 
 
-def _ratio(record: Record, library: str, size: int) -> float | None:
-    row = record.row(library, size)
-    return row.ratio if row else None
+def _nanoseconds(record: Record, size: int, phase: str) -> str:
+    limit = next(each for each in record.limits if (each.size, each.phase) == (size, phase))
+    return f"{limit.latency * 1e9:.0f} ns"
 
 
-def _ratio_cell(record: Record, library: str, size: int) -> str:
-    ratio = _ratio(record, library, size)
-    if ratio is not None:
-        return _times(ratio)
-    return "no bf16" if record.settings["dtype"] == "bfloat16" else "not measured"
+def _ratio(row: Row | None) -> str:
+    return "" if row is None or row.ratio is None else _times(row.ratio)
 
 
-def _own_time(record: Record, size: int) -> str:
-    row = record.row("pycollective", size)
-    if row is None or row.timing is None or row.wrong:
-        raise SystemExit(f"{size} bytes were not measured, or came out wrong")
+def _own_time(rows: Mapping[str, Row], library: str = "pycollective") -> str:
+    row = rows[library]
+    if row.timing is None or (library == "pycollective" and row.wrong):
+        raise SystemExit(f"{row.size} bytes were not measured, or came out wrong")
     return _time(row.timing.median)
 
 
@@ -183,7 +266,10 @@ def _time(seconds: float) -> str:
 
 
 def _size(size: int) -> str:
-    return f"{size // MI} MiB" if size >= MI else f"{size // KI} KiB"
+    for unit, name in ((MI, "MiB"), (KI, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} bytes"
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

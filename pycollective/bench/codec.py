@@ -3,8 +3,8 @@
 Runs in the ranks themselves, inside any launch. Each size is one fp32 gradient a rank, Gaussian
 with row scales that vary as those of real layers do, another one in every step. The codec and dense
 calls in fp32 and bf16 take turns, round after round; a time is the slowest rank's, and what counts
-is the median. Where all ranks are on one host, each is taken for a host of its own; exact packing
-is of what goes to other hosts, and wants some.
+is the median of turns in one phase of the machine (phase.py). Where all ranks are on one host, each
+is taken for a host of its own; exact packing is of what goes to other hosts, and wants some.
 
 The result of each call is checked: dense averages, packed ones too, are the reference's, bit for
 bit; a codec's are the same on all ranks, and with what its state keeps they make the averages.
@@ -19,12 +19,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycollective import reference
-from pycollective.bench.measurement import alike, largest
+from pycollective.bench.measurement import alike, largest, slowest
+from pycollective.bench.phase import MIXED, Turn, by_phase, cores_of, look_together, within_one
 from pycollective.bench.settings import format_size
 from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
@@ -95,7 +97,7 @@ class Way:
 
     Attributes:
         name: the codec's; "fp32" and "bf16" are dense.
-        seconds: a call, the median of the rounds of the slowest rank.
+        seconds: a call of the slowest rank, the median of the turns in one phase.
         sent: bytes a call that this rank handed over for other hosts; None if not counted.
         error: of one call's average, relative to it (L2).
         wrong: whether any call of any rank has made what it should not.
@@ -135,15 +137,17 @@ def compare(plan: Plan, topology: str, show: Callable[[str], None]) -> bool:
             + f": {communicator.size} ranks, {hosts} host(s), compressed between {between}; the "
             f"median of {plan.rounds} rounds"
         )
-        show_here(f"{'size':>9} {'':>10} {'ms':>10} {'sent':>12} {'of fp32':>9} {'error':>10}")
+        show_here(
+            f"{'size':>9} {'':>10} {'ms':>10} {'sent':>12} {'of fp32':>9} {'error':>10} phase"
+        )
         right = True
         for size in plan.sizes:
-            ways = measure(communicator, plan, size, between)
-            for way in ways.values():
-                show_here(_row(size, way, ways["fp32"]))
-            for line in _verdicts(plan, size, ways):
-                show_here(line)
-            right = right and not any(way.wrong for way in ways.values())
+            for phase, ways in measure(communicator, plan, size, between).items():
+                for way in ways.values():
+                    show_here(f"{_row(size, way, ways['fp32'])} {phase}")
+                for line in _verdicts(plan, size, ways):
+                    show_here(line)
+                right = right and not any(way.wrong for way in ways.values())
     return right
 
 
@@ -188,6 +192,14 @@ class _Call:
     lost: Callable[[], bool] = lambda: False
 
 
+class _Taken(NamedTuple):
+    """A turn: seconds of the slowest rank, bytes for other hosts if counted, and the result."""
+
+    seconds: float
+    sent: float | None
+    out: Any
+
+
 @contextmanager
 def calls_of(
     communicator: Communicator, plan: Plan, shape: tuple[int, int], between: str
@@ -229,8 +241,14 @@ def calls_of(
     state.close()  # not after an error: the caller's communicator then tells the others
 
 
-def measure(communicator: Communicator, plan: Plan, size: int, between: str) -> dict[str, Way]:
-    """Measure the codec, dense fp32 and dense bf16; every rank must call it."""
+def measure(
+    communicator: Communicator, plan: Plan, size: int, between: str
+) -> dict[str, dict[str, Way]]:
+    """Measure the codec, dense fp32 and dense bf16; every rank must call it.
+
+    Returns:
+        The ways by phase of the machine: those in which each had a turn, or mixed, of all turns.
+    """
     shape = (size // 4 // _ROW, _ROW)
     with calls_of(communicator, plan, shape, between) as calls:
         return _measure(communicator, plan, shape, calls)
@@ -238,35 +256,43 @@ def measure(communicator: Communicator, plan: Plan, size: int, between: str) -> 
 
 def _measure(
     communicator: Communicator, plan: Plan, shape: tuple[int, int], calls: Mapping[str, _Call]
-) -> dict[str, Way]:
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    sent: dict[str, list[float | None]] = {name: [] for name in calls}
-    errors = {}
+) -> dict[str, dict[str, Way]]:
+    turns: dict[str, list[Turn[_Taken]]] = {name: [] for name in calls}
     wrong = dict.fromkeys(calls, False)
+    looks = partial(look_together, communicator, cores_of(communicator.size))
+
+    def turn(name: str, inputs: _Round) -> _Taken:
+        call = calls[name]
+        out = inputs.leaves[communicator.rank].astype(numpy_type(call.dtype))
+        communicator.barrier()
+        before = call.sent()
+        start = time.perf_counter()
+        call.run(out)
+        seconds = time.perf_counter() - start
+        after = call.sent()
+        wrong[name] |= call.is_wrong(out, inputs)
+        sent = None if after is None or before is None else after - before
+        return _Taken(slowest(communicator, seconds), sent, out)
+
+    errors = {}
     for number in range(1 + plan.rounds):  # the first warms up, and has the error that is shown
         inputs = _Round([gradient(rank, number, shape) for rank in range(communicator.size)])
-        for name, call in calls.items():
-            out = inputs.leaves[communicator.rank].astype(numpy_type(call.dtype))
-            communicator.barrier()
-            before = call.sent()
-            start = time.perf_counter()
-            call.run(out)
-            seconds = np.array([time.perf_counter() - start])
-            after = call.sent()
-            communicator.all_reduce(seconds, "max")
-            wrong[name] |= call.is_wrong(out, inputs)
+        for name in calls:
             if number == 0:
-                errors[name] = off(inputs.mean(), out)
-                continue
-            taken[name].append(float(seconds[0]))
-            sent[name].append(None if after is None or before is None else after - before)
+                errors[name] = off(inputs.mean(), turn(name, inputs).out)
+            else:
+                turns[name].append(within_one(partial(turn, name, inputs), looks))
     found = largest(communicator, [call.lost() or wrong[name] for name, call in calls.items()])
+    bad = dict(zip(calls, found, strict=True))
     return {
-        name: Way(
-            name, statistics.median(taken[name]), _median(sent[name]), errors[name], bool(bad)
-        )
-        for name, bad in zip(calls, found, strict=True)
+        phase: {name: _way(name, of, errors[name], bool(bad[name])) for name, of in within.items()}
+        for phase, within in (by_phase(turns) or {MIXED: turns}).items()
     }
+
+
+def _way(name: str, turns: Sequence[Turn[_Taken]], error: float, wrong: bool) -> Way:
+    seconds = statistics.median(turn.result.seconds for turn in turns)
+    return Way(name, seconds, _median([turn.result.sent for turn in turns]), error, wrong)
 
 
 def gradient(rank: int, number: int, shape: tuple[int, int]) -> Floats:

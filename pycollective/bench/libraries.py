@@ -26,12 +26,14 @@ class Library:
         group: whose ranks run it: libraries of one group share their processes.
         variant: passed to the ranks.
         what: one line for the table's header.
+        dtype: of its elements, where it is not the run's.
     """
 
     name: str
     group: str
     variant: str
     what: str
+    dtype: str = ""
 
 
 OWN = Library("pycollective", "own", "python", "Communicator's method, called from Python")
@@ -40,7 +42,12 @@ PEERS = {
     library.name: library
     for library in (
         Library("native", "own", "native", "pycollective, called in a loop in C++"),
+        *(
+            Library(name, f"own-{name}", "python", f"pycollective, as many bytes of {name}", name)
+            for name in ("bfloat16", "float16")
+        ),
         Library("torch", "pycollective", "python", "pycollective behind torch.distributed"),
+        Library("fake", "fake", "python", "torch.distributed's backend that does nothing"),
         Library("gloo", "gloo", "python", "Gloo, through torch.distributed"),
         Library("nccl", "nccl", "python", "NCCL, through torch.distributed"),
         Library("mpich", "mpich", "python", "MPICH, through mpi4py"),
@@ -100,8 +107,9 @@ def launch(
     Raises:
         ConfigurationError: what the group needs is not installed.
     """
-    if group in ("own", "pycollective", "gloo", "nccl"):
-        return _launch_directly(group, ranks, topology, wire, device)
+    name = group.partition("-")[0]
+    if name in ("own", "pycollective", "fake", "gloo", "nccl"):
+        return _launch_directly(name, ranks, topology, wire, device)
     return _launch_mpi(group, ranks, mpi_environments)
 
 
@@ -113,7 +121,7 @@ def _launch_directly(group: str, ranks: int, topology: str, wire: str, device: s
     if group == "gloo":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
         settings = "GLOO_SOCKET_IFNAME=lo"
-    elif group != "nccl":
+    elif group in ("own", "pycollective"):
         environment[ENV_TOPOLOGY], environment[ENV_WIRE] = topology, wire
         if topology:
             settings = f"topology {topology}, wire {wire}"

@@ -154,6 +154,7 @@ class _Run:
                     "what": library.what,
                     "settings": groups[library.group].settings,
                     "versions": groups[library.group].versions,
+                    "dtype": library.dtype or settings.dtype,
                 }
                 for library in chosen
             },
@@ -163,27 +164,29 @@ class _Run:
     def measure_size(self, asked: int) -> None:
         """Measure every library on one size, and append the rows."""
         settings, operation = self._settings, self._settings.the_operation
-        size = operation.whole(asked, settings.item_size, settings.ranks)
-        case = Case(
-            operation=operation.name,
-            dtype=settings.dtype,
-            item_size=settings.item_size,
-            reduce_op=settings.reduce_op if operation.reduces else "",
-            root=settings.root if operation.rooted else 0,
-            size=size,
-            algorithm=settings.algorithm,
-        )
+        # The same bytes for all, so whole elements of each type.
+        largest_item = max(settings.item_size(library) for library in self._libraries)
+        size = operation.whole(asked, largest_item, settings.ranks)
         self._progress(f"{size} bytes: preparing")
-        problem = Problem(operation, case, settings.ranks, settings.seed)
-        try:
-            for group in self._groups.values():
-                group.ask(
-                    {"command": "load", "case": asdict(case), "path": problem.path},
-                    _ANSWER_SECONDS,
+        with ExitStack() as stack:
+            problems: dict[str, Problem] = {}
+            for library in {each.group: each for each in self._libraries}.values():
+                case = Case(
+                    operation=operation.name,
+                    dtype=library.dtype or settings.dtype,
+                    item_size=settings.item_size(library),
+                    reduce_op=settings.reduce_op if operation.reduces else "",
+                    root=settings.root if operation.rooted else 0,
+                    size=size,
+                    algorithm=settings.algorithm,
                 )
+                if case.dtype not in problems:
+                    problem = Problem(operation, case, settings.ranks, settings.seed)
+                    stack.callback(problem.close)
+                    problems[case.dtype] = problem
+                load = {"case": asdict(case), "path": problems[case.dtype].path}
+                self._groups[library.group].ask({"command": "load", **load}, _ANSWER_SECONDS)
             self._measure_case(size)
-        finally:
-            problem.close()
 
     def _measure_case(self, size: int) -> None:
         settings = self._settings
@@ -312,9 +315,9 @@ class _Run:
         sent: dict[str, NDArray[np.float64]],
     ) -> None:
         settings, operation = self._settings, self._settings.the_operation
-        count = operation.count(size, settings.item_size, settings.ranks)
         own = timings[OWN.name].median
         for library in self._libraries:
+            count = operation.count(size, settings.item_size(library), settings.ranks)
             timing = timings.get(library.name)
             if timing is None:
                 row = Row(library.name, size, count, None, note=notes[library.name], phase=phase)

@@ -16,7 +16,10 @@ from pycollective.errors import ConfigurationError
 _COLOURS = {
     "pycollective": "#0072B2",
     "native": "#56B4E9",
+    "bfloat16": "#44AA99",
+    "float16": "#117733",
     "torch": "#009E73",
+    "fake": "#999999",
     "gloo": "#D55E00",
     "mpich": "#CC79A7",
     "openmpi": "#E69F00",

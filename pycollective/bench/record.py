@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = "pycollective-bench/1"
-_OURS = ("pycollective", "native", "torch")  # of the libraries' names
+_OURS = ("pycollective", "native", "bfloat16", "float16", "torch")  # of the libraries' names
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Settings:
         operation: name of the collective.
         sizes: bytes of the whole message, each.
         ranks: processes a library.
-        dtype: name of the element type.
+        dtype: name of the element type, unless a library has one of its own.
         reduce_op: sum, avg, …; ignored where nothing is reduced.
         root: of broadcast, gather and scatter.
         algorithm: for this library's ranks.
@@ -69,13 +69,16 @@ class Settings:
             raise ConfigurationError(
                 f"--ranks {self.ranks}: from 1 to {MAX_RANKS_PER_HOST} ranks share a host"
             )
-        dtype = numpy_type(self.dtype)
         if self.reduce_op not in REDUCE_OPS:
             raise ConfigurationError(
                 f"unknown reduce operation {self.reduce_op!r}; there are {', '.join(REDUCE_OPS)}"
             )
-        if operation.reduces and not reference.is_defined(dtype, self.reduce_op):
-            raise ConfigurationError(f"{self.reduce_op} has no meaning for {self.dtype}")
+        for name in (self.dtype, *(peer.dtype for peer in self.peers if peer.dtype)):
+            dtype = numpy_type(name)
+            if operation.reduces and not reference.is_defined(dtype, self.reduce_op):
+                raise ConfigurationError(f"{self.reduce_op} has no meaning for {name}")
+            for size in self.sizes:
+                operation.whole(size, dtype.itemsize, self.ranks)
         if not 0 <= self.root < self.ranks:
             raise ConfigurationError(f"root {self.root} is not one of {self.ranks} ranks")
         if self.wire not in WIRES:
@@ -90,8 +93,6 @@ class Settings:
             raise ConfigurationError("-n, -w and -c cannot be negative")
         if self.rounds < 1:
             raise ConfigurationError("--rounds must be at least 1")
-        for size in self.sizes:
-            operation.whole(size, dtype.itemsize, self.ranks)
 
     @property
     def the_operation(self) -> Operation:
@@ -103,10 +104,9 @@ class Settings:
         """The number of hosts that this library's ranks simulate."""
         return len(Topology.parse(self.topology, self.ranks).hosts) if self.topology else 1
 
-    @property
-    def item_size(self) -> int:
-        """Bytes an element."""
-        return DTYPES[self.dtype]
+    def item_size(self, library: Library) -> int:
+        """Return the bytes of an element of this library's."""
+        return DTYPES[library.dtype or self.dtype]
 
 
 def parse_size(text: str) -> int:

@@ -119,7 +119,8 @@ def _phases(counts: dict[str, int]) -> str:
 
 
 def _row(record: Record, row: Row) -> str:
-    start = _start(record, row.size, row.count)
+    dtype = record.libraries.get(row.library, {}).get("dtype", record.settings["dtype"])
+    start = _start(record, row.size, row.count, dtype)
     if row.timing is None or row.algbw is None or row.busbw is None or row.ratio is None:
         none = _columns(*start, *["n/a"] * 5) + _between(record, "n/a", "n/a")
         return f"{none}  {row.phase:6}  {row.library}: {row.note}"
@@ -142,10 +143,11 @@ def _limit(record: Record, limit: Limit) -> str:
     operation = find_operation(record.settings["operation"])
     ranks = record.settings["ranks"]
     count = next(row.count for row in record.rows if row.size == limit.size)
+    start = _start(record, limit.size, count, record.settings["dtype"])
     algbw = limit.size / 1e9 / limit.seconds
     return (
         _columns(
-            *_start(record, limit.size, count),
+            *start,
             _time(limit.seconds),
             f"{algbw:.2f}",
             f"{algbw * operation.bus_factor(ranks):.2f}",
@@ -157,13 +159,13 @@ def _limit(record: Record, limit: Limit) -> str:
     )
 
 
-def _start(record: Record, size: int, count: int) -> tuple[str, str, str, str, str]:
+def _start(record: Record, size: int, count: int, dtype: str) -> tuple[str, str, str, str, str]:
     settings = record.settings
     operation = find_operation(settings["operation"])
     return (
         str(size),
         str(count),
-        settings["dtype"],
+        dtype,
         settings["reduce_op"] if operation.reduces else "none",
         str(settings["root"] if operation.rooted else -1),
     )

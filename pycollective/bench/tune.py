@@ -2,10 +2,11 @@
 
 Runs in the ranks themselves, inside any launch. For each size the algorithms take turns, round
 after round, so that all meet the same conditions. A turn is a number of back-to-back calls; its
-time is that of the slowest rank, and the median of the rounds counts. Each turn begins with the
-same numbers. They look like data, since they decide how well messages pack between hosts, and
-all algorithms must make the same bits of them, the first the reference's. The last call of a turn
-begins with these numbers again, so that its result can be compared.
+time is that of the slowest rank, and the median of the turns in one phase of the machine counts
+(phase.py): of near, where each algorithm had a turn in it. Each turn begins with the same numbers.
+They look like data, since they decide how well messages pack between hosts, and all algorithms must
+make the same bits of them, the first the reference's. The last call of a turn begins with these
+numbers again, so that its result can be compared.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from numpy.typing import NDArray
 
 from pycollective import reference
 from pycollective.bench.machine import describe_machine, describe_versions
-from pycollective.bench.measurement import largest, slowest
+from pycollective.bench.measurement import slowest
 from pycollective.bench.operations import PERIOD, find_operation
+from pycollective.bench.phase import MIXED, Turn, by_phase, cores_of, look_together, within_one
 from pycollective.bench.settings import format_size
 from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
@@ -142,8 +144,9 @@ def tune(
             show_here(text)
         for operation in plan.operations:
             for size in plan.sizes_of(operation, communicator.size):
-                made.append(measure(communicator, operation, size, plan.dtype, plan.rounds))
-                show_here(_row(made[-1]))
+                phase, entry = measure(communicator, operation, size, plan.dtype, plan.rounds)
+                made.append(entry)
+                show_here(f"{_row(entry)} {phase}")
         if communicator.rank == 0:
             _add_to(path, made)
         show_here(f"# {len(made)} sizes measured, in {path}: pycollective.init(tuning=) reads it")
@@ -156,12 +159,19 @@ def measure(
     size: int,
     dtype: str,
     rounds: int,
-) -> Measurement:
-    """Return the medians of `turns`, for a table; every rank must call it."""
+) -> tuple[str, Measurement]:
+    """Return a phase, and the medians of `turns` in it, for a table; every rank must call it.
+
+    It is the first, near before far, in which every algorithm had a turn; mixed, of all turns, if
+    there is none.
+    """
     took = turns(communicator, operation, size, dtype, rounds)
-    medians = {name: statistics.median(each) for name, each in took.items()}
+    phase, within = next(iter((by_phase(took) or {MIXED: took}).items()))
+    medians = {
+        name: statistics.median(turn.result for turn in each) for name, each in within.items()
+    }
     where = str(Topology(communicator.host_of))
-    return Measurement(operation, where, dtype, size, medians, ELEMENTS[dtype])
+    return phase, Measurement(operation, where, dtype, size, medians, ELEMENTS[dtype])
 
 
 def turns(
@@ -170,7 +180,7 @@ def turns(
     size: int,
     dtype: str,
     rounds: int,
-) -> dict[str, list[float]]:
+) -> dict[str, list[Turn[float]]]:
     """Time an operation by every algorithm that can do it; every rank must call it.
 
     What the last call of a turn leaves is looked at, so it has the inputs again, and its time
@@ -184,7 +194,7 @@ def turns(
         rounds: turns of each algorithm.
 
     Returns:
-        Seconds a call of each round, by algorithm, of the rank that was slowest in it.
+        Seconds a call of each turn, by algorithm, of the rank that was slowest in it.
 
     Raises:
         AssertionError: two algorithms made different bits of the same inputs, or the first made
@@ -211,22 +221,23 @@ def turns(
         communicator.barrier()
         once = max(1e-9, slowest(communicator, _timed(call, 2) / 2))
         repeats[name] = max(1, min(_MOST_CALLS, int(_TURN_SECONDS / once)))
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+
+    def turn(name: str) -> float:
+        took = 0.0
+        for count in (repeats[name] - 1, 1):
+            whole[:] = inputs
+            communicator.barrier()
+            took += _timed(calls[name], count)
+        as_the_first(name)
+        return max(1e-9, slowest(communicator, took / repeats[name]))
+
+    looks = partial(look_together, communicator, cores_of(communicator.size))
+    taken: dict[str, list[Turn[float]]] = {name: [] for name in names}
     for number in range(rounds):
-        mine = {}
         # Each begins in turn: who follows a slow one always has the cold cache.
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            took = 0.0
-            for count in (repeats[name] - 1, 1):
-                whole[:] = inputs
-                communicator.barrier()
-                took += _timed(calls[name], count)
-            mine[name] = took / repeats[name]
-            as_the_first(name)
-        longest = largest(communicator, [mine[name] for name in names])
-        for name, took in zip(names, longest, strict=True):
-            seconds[name].append(max(1e-9, took))
-    return seconds
+            taken[name].append(within_one(partial(turn, name), looks))
+    return taken
 
 
 def _timed(call: Callable[[], Any], repeats: int) -> float:
@@ -311,7 +322,8 @@ def _header(communicator: Communicator, plan: Plan) -> list[str]:
     return [
         f"# {communicator.size} ranks, topology {where}, {plan.dtype}: microseconds, the median of "
         f"{plan.rounds} rounds of the slowest rank; * the choice",
-        f"{'operation':14} {'size':>9} " + " ".join(f"{name:>18}" for name in ALGORITHMS),
+        f"{'operation':14} {'size':>9} "
+        + " ".join(f"{name:>18}" for name in (*ALGORITHMS, "phase")),
     ]
 
 

@@ -20,17 +20,30 @@ RANKS, ROUNDS = 3, 2
 
 
 def measured(comm, codec):
-    """The ways of two sizes, and of each communicator that they split off whether it is closed."""
-    plan = Plan.of(codec, [1 << 14, 1 << 15], density=0.01, rounds=1)
-    with noted_splits() as made:
-        ways = [list(measure(comm, plan, size, "ranks")) for size in plan.sizes]
-    return ways, [each.closed for each in made]
+    """The ways of two sizes by phase, and of each communicator split off whether it is closed.
+
+    A round is near, one far, and the very first turn flips, so that it is repeated.
+    """
+    plan = Plan.of(codec, [1 << 14, 1 << 15], density=0.01, rounds=2)
+    near, far = 4e-8, 2e-7
+    rounds = [near] * 6 + [far] * 6
+    looks = iter([near, far, *rounds, *rounds])
+    with (
+        noted_splits() as made,
+        patch.object(comparing, "look_together", lambda comm, cores: next(looks)),
+    ):
+        ways = [measure(comm, plan, size, "ranks") for size in plan.sizes]
+    assert next(looks, None) is None
+    assert not any(way.wrong for each in ways for of in each.values() for way in of.values())
+    found = [(phase, list(of)) for each in ways for phase, of in each.items()]
+    return found, [each.closed for each in made]
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_state_of_each_size_is_closed(pool, codec):
+def test_phases_are_apart_and_the_state_of_each_size_is_closed(pool, codec):
+    names = [codec, "fp32", "bf16"]
     for ways, closed in pool(2).call(measured, codec):
-        assert ways == [[codec, "fp32", "bf16"]] * 2
+        assert ways == [("near", names), ("far", names)] * 2
         assert closed == [True, True]
 
 
@@ -65,6 +78,7 @@ def compared(comm, codec, way="", spoil=None):
     with (
         patch.object(bootstrap, "init", lambda topology: nullcontext(comm)),
         patch.object(Plan, "refuse_one_host", lambda plan: None),
+        patch.object(comparing, "look_together", lambda comm, cores: 4e-8),
         patch.object(comparing, "calls_of", spoiled),
     ):
         plan = Plan.of(codec, [1 << 14], 0.01, ROUNDS)

@@ -17,7 +17,7 @@ MAIN = str(ROOT / "pycollective" / "__main__.py")
 
 def ways(text):
     """By name (ms, bytes sent, error) of each row of the table."""
-    rows = re.findall(r"^ +256K +(\w[\w ]*\w) +([\d.]+) +(\d+|-) .*?(\S+)$", text, re.M)
+    rows = re.findall(r"^ +256K +(\w[\w ]*\w) +([\d.]+) +(\d+|-) .*?(\S+) \w+$", text, re.M)
     return {name: (float(ms), sent, float(error)) for name, ms, sent, error in rows}
 
 

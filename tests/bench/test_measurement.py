@@ -9,6 +9,7 @@ from pycollective.bench import measurement, table
 from pycollective.bench.libraries import OWN, PEERS
 from pycollective.bench.machine import CoreToCore
 from pycollective.bench.settings import Settings
+from pycollective.errors import ConfigurationError
 
 groups = []
 needs_torch = pytest.mark.skipif(
@@ -129,12 +130,33 @@ def test_one_phase_alone_is_said(monkeypatch):
     assert list(table.footer(record))[-1] == line
 
 
+def test_other_types_have_as_many_bytes_and_an_answer_of_their_own(monkeypatch):
+    groups.clear()
+    monkeypatch.setattr(measurement, "Group", FakeGroup)
+    monkeypatch.setattr(measurement, "look", lambda cores: 4e-8)
+    more = {"peers": (PEERS["bfloat16"],), "rounds": 1}
+    settings = Settings("reduce_scatter", (1030,), 2, "float16", **more)
+    with pytest.raises(ConfigurationError, match="band has no meaning for bfloat16"):
+        Settings("all_reduce", (1024,), 2, "int64", "band", **more)
+    *_, record = measurement.measure(settings)
+    loads = [next(each for each in group.asked if "case" in each) for group in groups]
+    assert [each["case"]["dtype"] for each in loads] == ["float16", "bfloat16"]
+    assert len({each["path"] for each in loads}) == 2
+    assert {row.size for row in record.rows} == {1028}
+    lines = [line.split() for line in table.rows(record, 1028)]
+    assert [(line[1], line[2], line[-1]) for line in lines[:2]] == [
+        ("257", "float16", "pycollective"),
+        ("257", "bfloat16", "bfloat16"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("reduce_op", "begins_anew"), [("sum", True), ("max", False)], ids=["sums of sums", "max"]
 )
 def test_what_the_last_timed_call_leaves_counts(monkeypatch, reduce_op, begins_anew):
     groups.clear()
     monkeypatch.setattr(measurement, "Group", FakeGroup)
+    monkeypatch.setattr(measurement, "look", lambda cores: 4e-8)
     settings = Settings("all_reduce", (1024,), ranks=2, rounds=2, reduce_op=reduce_op)
     *_, record = measurement.measure(settings)
     assert [row.wrong for row in record.rows if row.wrong is not None] == [6]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ class Alone:
     """The first of three ranks, which plays the others too, with what they begin with; of `wrong`
     algorithms the last bit is off."""
 
-    rank, size = 0, 3
+    rank, size, host_of = 0, 3, (0, 0, 0)
 
     def __init__(self, *wrong: str) -> None:
         self.wrong = wrong
@@ -36,6 +38,34 @@ class Alone:
         x[:] = reference.reduce([x, *others], op)
         if algorithm in self.wrong:
             x.view(np.uint32)[-1] ^= 1
+
+
+@pytest.fixture(autouse=True)
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks that one plays cannot look at the machine together."""
+    monkeypatch.setattr(tune, "look_together", lambda communicator, cores: 4e-8)
+
+
+def test_a_table_has_the_times_of_one_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = algorithms_for("all_reduce")
+    planted = [(2e-7, 2e-7)] * len(names) + [(4e-8, 2e-7)] + [(4e-8, 4e-8)] * len(names)
+    looks, now = iter([look for turn in planted for look in turn]), [0.0]
+
+    def look(communicator: object, cores: object) -> float:
+        now[0] = next(looks)
+        return now[0]
+
+    def timed(call: Callable[[], object], count: int) -> float:
+        for _ in range(count):
+            call()
+        return count * (1e-3 if now[0] < 1e-7 else 5e-3)
+
+    monkeypatch.setattr(tune, "look_together", look)
+    monkeypatch.setattr(tune, "_timed", timed)
+    phase, entry = tune.measure(Alone(), "all_reduce", 4096, "float32", rounds=2)
+    assert phase == "near"
+    assert entry.seconds == pytest.approx(dict.fromkeys(names, 1e-3))
+    assert next(looks, None) is None  # and the turn that flipped was repeated
 
 
 def test_each_turn_begins_with_the_same_inputs() -> None:

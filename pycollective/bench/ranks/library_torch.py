@@ -1,4 +1,4 @@
-"""torch.distributed: Gloo, NCCL, or this library's own backend behind the same interface."""
+"""torch.distributed: Gloo, NCCL, this library's own backend, or one that does nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,12 @@ class TorchLibrary:
             torch.cuda.set_device(gpu.device)
         timeout = timedelta(seconds=120)
         host = "127.0.0.1"
-        if rank == 0:
+        store: dist.Store
+        if backend == "fake":
+            from torch.testing._internal.distributed.fake_pg import FakeStore  # the backend, too
+
+            store = FakeStore()
+        elif rank == 0:
             store = dist.TCPStore(
                 host, 0, None, is_master=True, timeout=timeout, wait_for_workers=False
             )
