@@ -84,7 +84,7 @@ QUESTIONS = {
     **{
         f"{operation}_4_ranks": Question(
             f"{operation}, 4 ranks: what if there are more ranks than cores?",
-            _beside_peers(operation, 4, 4),
+            _beside_peers(operation, 4, 16),
         )
         for operation in ("all_reduce", "reduce_scatter")
     },

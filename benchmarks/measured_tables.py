@@ -80,7 +80,7 @@ def all_reduce() -> str:
         (
             ("2, fp32", "all_reduce_2_ranks", sizes),
             ("2, bf16", "all_reduce_2_ranks_bfloat16", (MI, 64 * MI)),
-            ("4, fp32", "all_reduce_4_ranks", (KI, 64 * KI, MI, 16 * MI, 64 * MI)),
+            ("4, fp32", "all_reduce_4_ranks", (KI, 16 * KI, 256 * KI, 4 * MI, 64 * MI)),
         ),
     )
 
@@ -88,11 +88,13 @@ def all_reduce() -> str:
 def others() -> str:
     """The other collectives, fp32, beside every library."""
     sizes = (KI, 64 * KI, MI, 4 * MI, 64 * MI)
-    stems = [f"reduce_scatter_{ranks}_ranks" for ranks in (2, 4)]
-    stems += [f"{operation}_2_ranks" for operation in questions.MOVING]
+    two = [
+        (f"{operation}, 2", f"{operation}_2_ranks", sizes)
+        for operation in ("reduce_scatter", *questions.MOVING)
+    ]
+    four = (KI, 16 * KI, 256 * KI, 4 * MI, 64 * MI)
     return _beside_peers(
-        "Operation, ranks",
-        [(stem.removesuffix("_ranks").replace("_2", ", 2"), stem, sizes) for stem in stems],
+        "Operation, ranks", [*two, ("reduce_scatter, 4", "reduce_scatter_4_ranks", four)]
     )
 
 
@@ -149,7 +151,7 @@ def machine() -> str:
 
 def targets() -> str:
     """What the project has set itself to reach, and whether it does."""
-    head = ("Target", "Phase", "Bound", "Measured", "Where it is worst", "")
+    head = ("Target", "Phase", "Bound", "Measured", "Where it is worst", "Verdict")
     records = _one_host()
     return _table(head, (questions.verdict(each, records) for each in questions.TARGETS))
 
