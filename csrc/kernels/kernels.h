@@ -15,7 +15,8 @@ namespace pycollective {
 //   inputs   n pointers; inputs[i] is leaf i. Any alignment.
 //   n        number of leaves, 1 to kCountableRanks; `avg` divides by it.
 //   out      may be exactly one of the inputs; no other overlap.
-//   copy     where a second copy of the result goes, or nullptr; overlaps nothing.
+//   copy     where a second copy of the result goes, or nullptr; may be exactly one of the inputs,
+//            another than `out`; no other overlap.
 //   count    elements; 0 is allowed.
 //
 // The caller's floating-point environment must be the IEEE default: hold a FloatEnvironment.

@@ -2,7 +2,7 @@
 //
 // Each process owns one segment. A group of n members, the ranks of one host, has one mailbox in
 // each member's segment. A member writes its own mailbox and reads its peers'; the few words that
-// peers write are marked.
+// peers write are marked. The data area behind it is written by all, as each operation says.
 // A flag is stored with release order after the data that it announces. Small data share the flag's
 // cache line, so one line brings both to each reader.
 #pragma once
@@ -65,7 +65,7 @@ class Members {
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kChunkSlots = 3;  // chunks of a large operation under way at once
+constexpr std::size_t kChunkSlots = 3;  // chunks of an execution plan under way at once
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
 constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0006;    // last digits: layout version
 

@@ -53,25 +53,28 @@ def at_offset(x, offset):
     | st.integers(0, 700),
     offset=st.sampled_from([0, 0, 4, 8, 32, 1, 62]),
     in_place=st.booleans(),
-    with_copy=st.booleans(),
+    copied=st.sampled_from(["nowhere", "apart", "over a leaf"]),
     inputs=st.sampled_from([order_sensitive, awkward]),
     seed=st.integers(0, 1000),
 )
-def test_bits_are_the_oracles(
-    pair, level, leaves, count, offset, in_place, with_copy, inputs, seed
-):
+def test_bits_are_the_oracles(pair, level, leaves, count, offset, in_place, copied, inputs, seed):
     dtype, op = pair
     originals = inputs(dtype, leaves, count, seed)
     arrays = [at_offset(x, (offset * (i + 1)) % 64) for i, x in enumerate(originals)]
     mine = seed % leaves
     out = arrays[mine] if in_place else at_offset(np.ones_like(arrays[0]), 3 * offset % 64)
-    copy = at_offset(np.ones_like(out), 7 * offset % 64) if with_copy else None
+    other = (mine + 1) % leaves
+    copy = None
+    if copied == "over a leaf" and other != mine:
+        copy = arrays[other]
+    elif copied != "nowhere":
+        copy = at_offset(np.ones_like(out), 7 * offset % 64)
     _core.reduce_into(arrays, op, out, copy, level)
     want = reference.reduce(originals, op)
     assert same_bits(out, want)
     assert copy is None or same_bits(copy, want)
-    for i, (array, original) in enumerate(zip(arrays, originals, strict=True)):
-        assert same_bits(array, original) or (in_place and i == mine)
+    for array, original in zip(arrays, originals, strict=True):
+        assert same_bits(array, original) or array is out or array is copy
 
 
 @pytest.mark.parametrize("level", LEVELS)

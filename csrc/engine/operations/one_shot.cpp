@@ -40,10 +40,23 @@ bool OneShot::fits(const Group& group, const Request& request) {
 }
 
 void OneShot::start() {
-  const Contribution mine = contribution(request_, group_.me().index(), group_.size());
-  if (mine.given && group_.size() > 1)
-    copy_bytes(const_cast<std::byte*>(buffer_of(group_.me())), request_.input, mine.bytes);
+  if (group_.size() > 1) share();
   arrival_.arrive();
+}
+
+void OneShot::share() {
+  const Member me = group_.me();
+  const Contribution mine = contribution(request_, me.index(), group_.size());
+  if (!mine.given) return;
+  const auto* input = static_cast<const std::byte*>(request_.input);
+  if (traits_of(request_.kind).input.holds != Holds::kAllShards)
+    return copy_bytes(buffer_of(me), input, mine.bytes);
+  // Nobody else wants the own shard.
+  const Shards shards(request_, group_.size());
+  const std::size_t begin = shards.begin(me.index()) * size_of(request_.dtype);
+  const std::size_t end = begin + shards.length(me.index()) * size_of(request_.dtype);
+  copy_bytes(buffer_of(me), input, begin);
+  copy_bytes(buffer_of(me) + begin, input + end, mine.bytes - end);
 }
 
 State OneShot::advance() {
@@ -52,13 +65,16 @@ State OneShot::advance() {
   return State::kDone;
 }
 
-void OneShot::reduce(std::size_t begin, std::size_t count) {
+const std::byte* OneShot::shard_for_me(Member from, const Shards& shards) const {
+  const int me = group_.me().index();
+  const std::size_t size = size_of(request_.dtype);
+  const std::size_t begin = shards.begin(me) * size;
+  if (from == group_.me()) return static_cast<const std::byte*>(request_.input) + begin;
+  return buffer_of(from) + begin - (me > from.index() ? shards.length(from.index()) * size : 0);
+}
+
+void OneShot::reduce(const void* const* leaves, std::size_t count) {
   if (count == 0) return;
-  const std::size_t skip = begin * size_of(request_.dtype);
-  const void* leaves[kMaxMembers];
-  for (const Member each : group_.members()) leaves[each.at()] = buffer_of(each) + skip;
-  // The own leaf from the input: likelier in cache than the copy.
-  leaves[group_.me().at()] = static_cast<const std::byte*>(request_.input) + skip;
   const FloatEnvironment ieee;
   find_kernels(request_.dtype, request_.reduce_op, active_simd_level())
       .reduce(leaves, group_.size(), request_.output, nullptr, count);
@@ -68,12 +84,15 @@ void OneShot::finish() {
   const Member me = group_.me();
   const std::size_t size = size_of(request_.dtype);
   auto* output = static_cast<std::byte*>(request_.output);
+  const void* leaves[kMaxMembers];
   switch (request_.kind) {
     case OpKind::kAllReduce:
-      return reduce(0, request_.count);
     case OpKind::kReduce:
-      if (me == root()) reduce(0, request_.count);
-      return;
+      if (request_.kind == OpKind::kReduce && me != root()) return;
+      for (const Member each : group_.members()) leaves[each.at()] = buffer_of(each);
+      // The own leaf from the input: likelier in cache than the copy.
+      leaves[me.at()] = request_.input;
+      return reduce(leaves, request_.count);
     case OpKind::kBroadcast:
       if (me != root()) copy_bytes(output, buffer_of(root()), request_.count * size);
       return;
@@ -83,16 +102,12 @@ void OneShot::finish() {
       break;
   }
   const Shards shards(request_, group_.size());
-  const std::size_t mine = shards.begin(me.index()) * size;
-  const std::size_t mine_bytes = shards.length(me.index()) * size;
   switch (request_.kind) {
     case OpKind::kReduceScatter:
-      return reduce(shards.begin(me.index()), shards.length(me.index()));
+      for (const Member each : group_.members()) leaves[each.at()] = shard_for_me(each, shards);
+      return reduce(leaves, shards.length(me.index()));
     case OpKind::kScatter:
-      return copy_bytes(
-          output,
-          (me == root() ? static_cast<const std::byte*>(request_.input) : buffer_of(root())) + mine,
-          mine_bytes);
+      return copy_bytes(output, shard_for_me(root(), shards), shards.length(me.index()) * size);
     case OpKind::kGather:
       if (me != root()) return;
       [[fallthrough]];
@@ -104,10 +119,8 @@ void OneShot::finish() {
       return;
     case OpKind::kAllToAll:
       for (const Member each : group_.members())
-        copy_bytes(
-            output + shards.begin(each.index()) * size,
-            (each == me ? static_cast<const std::byte*>(request_.input) : buffer_of(each)) + mine,
-            mine_bytes);
+        copy_bytes(output + shards.begin(each.index()) * size, shard_for_me(each, shards),
+                   shards.length(me.index()) * size);
       return;
     default:
       return;

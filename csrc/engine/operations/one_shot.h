@@ -4,12 +4,15 @@
 //   advance   once all have arrived and agree: reduce, or copy, straight into the output
 //
 // One synchronisation. An all-reduce of m bytes costs each rank m written and n m read.
-// The two small buffers are used in turn. A rank writes for operation s + 2 only after all have
-// arrived at s + 1, so they have read what it wrote for s.
+// Each rank has two small buffers, used in turn. A rank writes for operation s + 2 only after all
+// have arrived at s + 1, so they have read what was written for s.
+// Whose buffer a rank writes changes every two operations: its own, then the next rank's. So two
+// ranks write where they have read what the other wrote, which is cheap (two_shot.h).
 #pragma once
 
 #include "engine/operations/arrival.h"
 #include "engine/operations/operation.h"
+#include "engine/operations/shards.h"
 
 namespace pycollective {
 
@@ -29,13 +32,19 @@ class OneShot final : public Operation {
   bool called_by(Member member) const override { return arrival_.arrived(member); }
 
  private:
-  const std::byte* buffer_of(Member member) const {
-    return group_.data(member) + (sequence_ & 1) * small_buffer_bytes(group_.data_bytes());
+  // Where `member` writes, in this operation.
+  std::byte* buffer_of(Member member) const {
+    const int turn = static_cast<int>(sequence_ >> 1 & 1);
+    const Member owner((member.index() + turn) % group_.size());
+    return group_.data(owner) + (sequence_ & 1) * small_buffer_bytes(group_.data_bytes());
   }
   // The direct paths run on one host, where rank r is member r.
   Member root() const { return Member(request_.root); }
+  void share();
+  // This rank's shard, as another gives it.
+  const std::byte* shard_for_me(Member from, const Shards& shards) const;
   void finish();
-  void reduce(std::size_t begin, std::size_t count);
+  void reduce(const void* const* leaves, std::size_t count);
 
   ArrivalBarrier arrival_;
 };

@@ -1,17 +1,25 @@
 #include "engine/operations/two_shot.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/operations/shards.h"
 
 namespace pycollective {
 namespace {
 
-// Larger parts leave the cache before they are read; with smaller ones, flags cost more.
-constexpr std::size_t kLargestPart = std::size_t{128} << 10;
+// With smaller parts, flags cost more; larger ones leave the first caches before they are read.
+constexpr std::size_t kLargestPart = std::size_t{32} << 10;
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // A message is cut into at least this many chunks, so that copying and combining overlap.
 constexpr std::size_t kFewestChunks = 4;
+// Of a result that several peers await: stays in the first cache until all have it.
+constexpr std::size_t kBlock = 4096;
+
+// Whether owners answer leaves with results.
+constexpr bool answers(OpKind kind) {
+  return reduces(kind) && traits_of(kind).output.holds != Holds::kShard;
+}
 
 }  // namespace
 
@@ -22,11 +30,8 @@ TwoShot::TwoShot(Group& group, const Task& task, std::uint64_t sequence)
       element_(size_of(task.request->dtype)) {
   const Request& request = *task.request;
   const auto n = static_cast<std::size_t>(group.size());
-  // Slots for what this kind of operation moves: n-1 parts for peers, and one result.
-  const std::size_t leaves = only_shares(request.kind) ? 0 : n - 1;
-  const std::size_t results =
-      traits_of(request.kind).output.holds == Holds::kShard || only_exchanges(request.kind) ? 0 : 1;
-  const std::size_t fits = group.slots_bytes() / (kChunkSlots * (leaves + results));
+  const std::size_t parts = only_shares(request.kind) ? 1 : n - 1;  // in a slot
+  const std::size_t fits = group.slots_bytes() / (kSlots * parts);
   const std::size_t wanted =
       std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, kLargestPart);
   part_ = std::max(std::min(fits, wanted) / kLine * kLine, kLine) / element_;
@@ -56,15 +61,16 @@ bool TwoShot::finished_by(Member member) const {
 }
 
 std::byte* TwoShot::leaf_slot(Member member, std::size_t chunk, Member owner) const {
+  // Without answers each of a pair writes next where it has read what the other wrote.
+  if (!answers(request_.kind) && is_odd_lap(chunk)) std::swap(member, owner);
   const auto n = static_cast<std::size_t>(group_.size());
   const std::size_t index = owner.index() < member.index() ? owner.at() : owner.at() - 1;
-  return group_.slots(member) + ((chunk % kChunkSlots) * (n - 1) + index) * part_ * element_;
+  return group_.slots(member) + (slot_of(chunk) * (n - 1) + index) * part_ * element_;
 }
 
-std::byte* TwoShot::result_slot(Member member, std::size_t chunk) const {
-  const auto n = static_cast<std::size_t>(group_.size());
-  const std::size_t leaves = only_shares(request_.kind) ? 0 : kChunkSlots * (n - 1);
-  return group_.slots(member) + (leaves + chunk % kChunkSlots) * part_ * element_;
+std::byte* TwoShot::shared_slot(Member member, std::size_t chunk) const {
+  if (is_odd_lap(chunk)) member = Member((member.index() + 1) % group_.size());
+  return group_.slots(member) + slot_of(chunk) * part_ * element_;
 }
 
 State TwoShot::advance() {
@@ -142,18 +148,36 @@ void TwoShot::reduce_part(std::size_t chunk) {
   leaves[me.at()] = static_cast<const std::byte*>(request_.input) + part.begin * element_;
 
   auto* output = static_cast<std::byte*>(request_.output);
-  void* result = result_slot(me, chunk);
   const FloatEnvironment ieee;
   switch (request_.kind) {
     case OpKind::kAllReduce:
-      return reduce_(leaves, group_.size(), output + part.begin * element_, result, part.length);
+      return reduce_for_all(leaves, chunk, output + part.begin * element_, part.length);
     case OpKind::kReduceScatter:
       return reduce_(leaves, group_.size(),
                      output + (part.begin - shards_.begin(me.index())) * element_, nullptr,
                      part.length);
-    default:  // reduce: the root needs no copy of its part, and the others have no output
-      return reduce_(leaves, group_.size(), me == root() ? output + part.begin * element_ : result,
+    default:  // reduce: the others have no output
+      return reduce_(leaves, group_.size(),
+                     me == root() ? output + part.begin * element_ : leaf_slot(root(), chunk, me),
                      nullptr, part.length);
+  }
+}
+
+void TwoShot::reduce_for_all(const void* const* leaves, std::size_t chunk, std::byte* output,
+                             std::size_t count) {
+  const int n = group_.size();
+  const Member me = group_.me();
+  if (n == 2) return reduce_(leaves, n, output, leaf_slot(after_me(1), chunk, me), count);
+  const std::size_t block = kBlock / element_;
+  for (std::size_t at = 0; at < count; at += block) {
+    const std::size_t length = std::min(block, count - at);
+    const void* here[kMaxMembers];
+    for (const Member each : group_.members())
+      here[each.at()] = static_cast<const std::byte*>(leaves[each.at()]) + at * element_;
+    reduce_(here, n, output + at * element_, nullptr, length);
+    for (int step = 1; step < n; ++step)
+      copy_bytes(leaf_slot(after_me(step), chunk, me) + at * element_, output + at * element_,
+                 length * element_);
   }
 }
 
@@ -184,7 +208,7 @@ void TwoShot::share_part(std::size_t chunk) {
                       (part.begin - shards_.begin(me.index())) * element_;
   auto* output = static_cast<std::byte*>(request_.output);
   if (bytes == 0) return;
-  copy_bytes(result_slot(me, chunk), input, bytes);
+  copy_bytes(shared_slot(me, chunk), input, bytes);
   if (fetches()) copy_bytes(output + part.begin * element_, input, bytes);
 }
 
@@ -197,7 +221,10 @@ bool TwoShot::fetch(std::size_t chunk) {
       return false;
     if (!fetches()) continue;
     const Range part = part_of(each, chunk);
-    copy_bytes(output + part.begin * element_, result_slot(each, chunk), part.length * element_);
+    copy_bytes(
+        output + part.begin * element_,
+        answers(request_.kind) ? leaf_slot(group_.me(), chunk, each) : shared_slot(each, chunk),
+        part.length * element_);
   }
   peer_ = 1;
   return true;

@@ -2,19 +2,30 @@
 //
 // The buffer is cut into one shard a rank, each shard into chunks of `part` elements. For each
 // chunk c, on each rank:
-//   A(c)  copy in   the own leaves of every peer's part, into slot c mod 3 of the own data area
-//   B(c)  combine   the own part: reduce all ranks' leaves in the order, into the output and into
-//                   result slot c mod 3
-//   C(c)  fetch     every peer's part of the result into the output
+//   A(c)  copy in   the own leaves of every peer's part, each into slot c mod 4 of the pair
+//   B(c)  combine   the own part: reduce all ranks' leaves in the order, into the output and, as an
+//                   answer, into the slots where the peers' leaves lay
+//   C(c)  fetch     every peer's part of the result, out of the slots of the own leaves
 // in the order C(i-2), A(i+1), B(i) for i = 0, 1, ... Before C(i-2) a rank waits until all peers
 // have combined i-2; before B(i) until all have copied in i: both happened a whole round ago where
-// ranks keep pace. These two waits also free the slots:
-//   A(i+1) overwrites the slot of A(i-2), which all have combined;
-//   B(i) overwrites the result of B(i-3), which a peer fetched before its A(i), awaited above.
-// Each operation is a choice of what A, B and C do; the waits are the same for all.
+// ranks keep pace.
+// Each operation is a choice of what A, B and C do; the waits are the same for all. What is only
+// shared (all_gather, ...) goes, instead of an answer, into slot c mod 4 that all peers read.
+//
+// Where slots lie. The line that a core reads comes with the right to write it, if the core that
+// wrote it last was another one (it migrates). To write any other line that a peer has read takes a
+// way to its cache and back. So whoever has read a slot writes there next:
+//   with answers   the owner writes over the leaf, its giver over the answer;
+//   without        the two of a pair exchange their slots each lap, every four chunks, and the
+//                  slots that all read go on to the next rank or come back.
+// When is a slot free? The answer to c is fetched before the leaf of c+4 is copied in, by the same
+// rank. Without answers, the one who copies in c+4 has read c there itself, in B(c), or, in a slot
+// that all read, writes after the wait for all to have copied in c+4, which each did after C(c).
+// The laps go on from one operation to the next. Where its parts have another size all slots are
+// free anyway, since an operation begins when all have finished the one before.
 //
 // An all-reduce of m bytes on n ranks: each rank reads m and writes m of its own memory, and writes
-// m and reads m through slots that stay in cache: (n-1)/n m of leaves and m/n of results written.
+// and reads through slots (n-1)/n m of leaves and as much of results.
 #pragma once
 
 #include "engine/operations/arrival.h"
@@ -42,6 +53,8 @@ class TwoShot final : public Operation {
   void copy_in(std::size_t chunk);
   bool combine(std::size_t chunk);
   void reduce_part(std::size_t chunk);
+  void reduce_for_all(const void* const* leaves, std::size_t chunk, std::byte* output,
+                      std::size_t count);
   void exchange_part(std::size_t chunk);
   void share_part(std::size_t chunk);
 
@@ -52,8 +65,11 @@ class TwoShot final : public Operation {
   Range part_of(Member owner, std::size_t chunk) const {
     return shards_.part(owner.index(), chunk, part_);
   }
+  static constexpr std::size_t kSlots = 4;
+  std::size_t slot_of(std::size_t chunk) const { return (base_ + chunk) % kSlots; }
+  bool is_odd_lap(std::size_t chunk) const { return ((base_ + chunk) / kSlots & 1) != 0; }
   std::byte* leaf_slot(Member member, std::size_t chunk, Member owner) const;
-  std::byte* result_slot(Member member, std::size_t chunk) const;
+  std::byte* shared_slot(Member member, std::size_t chunk) const;
   bool copies_in(Member member) const;  // whether it gives leaves or parts to their owners
   bool fetches() const;                 // whether this rank fetches the results of others
 
