@@ -19,16 +19,21 @@ MIB = 1 << 20
 COUNT = 200_000  # so many that each rank waits for those of the other host
 
 
-def reduce_until_failure(comm, folder, fork=False):
-    """All-reduces until one raises: the error, when it came, and what a further call raises."""
+def call_until_failure(comm, folder, name, fork):
+    """Calls until one raises: the error, when it came, and what a further call raises."""
     if fork and comm.rank == 1 and os.fork() == 0:
         time.sleep(10)  # a DataLoader's worker, say: it holds every descriptor of its parent open
         os._exit(0)
     x = np.zeros(16 * MIB, np.float32)
+    out = np.zeros(comm.size * 16 * MIB, np.float32)
+    call = {
+        "all_reduce": lambda: comm.all_reduce(x),
+        "all_gather": lambda: comm.all_gather(out, x),
+    }[name]
     caught = []
     while not caught:
         try:
-            comm.all_reduce(x)
+            call()
             (folder / str(comm.rank)).touch()
         except pc.CollectiveError as error:
             caught = [error, time.monotonic()]
@@ -40,9 +45,11 @@ def reduce_until_failure(comm, folder, fork=False):
 
 
 @pytest.mark.parametrize(
-    ("size", "fork"), [(2, False), (4, True)], ids=["alone", "with forked children"]
+    ("size", "name", "fork"),
+    [(2, "all_reduce", False), (2, "all_gather", False), (4, "all_reduce", True)],
+    ids=["alone", "while it is read from", "with forked children"],
 )
-def test_a_killed_rank_is_named_on_every_other(tmp_path, size, fork):
+def test_a_killed_rank_is_named_on_every_other(tmp_path, size, name, fork):
     slowest = []  # of each attempt, the rank that was told last
     for attempt in range(3):
         delays = []
@@ -59,7 +66,7 @@ def test_a_killed_rank_is_named_on_every_other(tmp_path, size, fork):
                 os.kill(ranks.pids[1], signal.SIGKILL)
 
             threading.Thread(target=kill).start()
-            outcomes = ranks.call(reduce_until_failure, folder, fork)
+            outcomes = ranks.call(call_until_failure, folder, name, fork)
         assert outcomes[1].exit_code == -signal.SIGKILL
         for each in outcomes[:1] + outcomes[2:]:
             assert each.error is None, each.error
@@ -67,7 +74,7 @@ def test_a_killed_rank_is_named_on_every_other(tmp_path, size, fork):
             assert isinstance(error, pc.PeerFailure)
             assert "rank 1 (pid" in str(error)
             assert "died" in str(error)
-            assert (error.rank, error.op) == (each.rank, "all_reduce")
+            assert (error.rank, error.op) == (each.rank, name)
             assert error.sequence > 0
             assert isinstance(again, pc.PeerFailure)
             assert isinstance(kept, pc.PeerFailure)

@@ -79,6 +79,18 @@ void bind_node(py::module_& module) {
           },
           py::arg("token"))
       .def(
+          "refusal",
+          [](const NodeHandle& self, const py::bytes& token) {
+            return translated([&] {
+              const std::shared_ptr<Peer> peer = self.node->find(token_from_bytes(token));
+              if (!peer) throw std::invalid_argument("no segment of that token is attached");
+              return peer->refusal();
+            });
+          },
+          py::arg("token"),
+          "Whether this process may read the memory of the one whose segment is attached: 0, or "
+          "the errno that it was refused with.")
+      .def(
           "has_mailbox",
           [](const NodeHandle& self, const py::bytes& token, std::size_t offset,
              std::size_t data_bytes, int size) {

@@ -131,20 +131,6 @@ std::string Group::describe(Member member) const {
          (pid ? " (pid " + std::to_string(pid) + ")" : "");
 }
 
-bool Group::reads_all() const {
-  return std::all_of(members_.begin(), members_.end(),
-                     [](const auto& each) { return each->refusal() == 0; });
-}
-
-bool Group::is_readable(const void* begin, std::size_t bytes) {
-  const auto at = reinterpret_cast<std::uintptr_t>(begin);
-  if (at >= readable_begin_ && at + bytes <= readable_end_) return true;
-  if (!pycollective::is_readable(begin, bytes)) return false;
-  readable_begin_ = at;
-  readable_end_ = at + bytes;
-  return true;
-}
-
 std::optional<Member> Group::member_of(int rank) const {
   const auto found = std::find(world_.local_ranks.begin(), world_.local_ranks.end(), rank);
   if (found == world_.local_ranks.end()) return std::nullopt;

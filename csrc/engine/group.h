@@ -143,15 +143,14 @@ class Group {
   int read(Member member, void* to, std::uint64_t from, std::size_t bytes) const {
     return members_[member.at()]->read(to, from, bytes);
   }
-  // Whether this rank may read the memory of each member's process.
-  bool reads_all() const;
+  bool may_read(Member member) const { return members_[member.at()]->refusal() == 0; }
   // Whether the members have found out that all may read each other's memory. The same on all in
   // each collective, as only collectives set it (SingleCopy).
   enum class Reading : std::uint8_t { kUnknown, kAllowed, kForbidden };
   Reading reading() const { return reading_; }
   void set_reading(Reading found) { reading_ = found; }
-  // As pycollective::is_readable(). Remembers the last bytes that were.
-  bool is_readable(const void* begin, std::size_t bytes);
+  // Of this rank's inputs of collectives.
+  ReadableBytes& readable() { return readable_; }
 
   // After this the group touches no peer's memory. The own mailbox is freed once all others have
   // left too, and have unmapped this rank's memory. Idempotent.
@@ -190,8 +189,7 @@ class Group {
   std::size_t channel_buffer_bytes_ = 0;
   bool may_spin_;
   Reading reading_ = Reading::kUnknown;
-  std::uintptr_t readable_begin_ = 0;
-  std::uintptr_t readable_end_ = 0;
+  ReadableBytes readable_;
   std::atomic<bool> left_{false};
   bool reported_ = false;
 };

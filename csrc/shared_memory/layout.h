@@ -105,13 +105,17 @@ struct Announcement {
   std::int32_t tag;
   std::uint32_t dtype;
   std::uint64_t count;
-  std::uint64_t chunk;  // the first chunk's number, if it lies in the buffer; else kNoChunk
+  // The first chunk's number, if it lies in the buffer; or where the receiver may read all of it in
+  // the sender's process, plus kInMemory; else kNoChunk.
+  std::uint64_t chunk;
 };
 constexpr std::uint64_t kNoChunk = ~std::uint64_t{0};
+constexpr std::uint64_t kInMemory = std::uint64_t{1} << 63;
 
 // The channel of one direction of a pair: the sender's half lies in the sender's mailbox, the
 // receiver's half in the receiver's. `chunks` counts chunks written (sender) or read (receiver)
-// since the start; an empty message counts as one. Between messages both are equal.
+// since the start; a message that is empty, or that the receiver reads in the sender's memory,
+// counts as one. Between messages both are equal.
 struct alignas(kLine) SendingHalf {
   Announcement first;                 // the others lie behind the buffer
   std::atomic<std::uint64_t> chunks;  // written into the buffer
@@ -121,9 +125,10 @@ struct alignas(kLine) SendingHalf {
   std::atomic<std::uint64_t> early_end;
 };
 struct alignas(kLine) ReceivingHalf {
-  std::atomic<std::uint64_t> granted;  // number of an announcement; written after dtype and count
+  std::atomic<std::uint64_t> granted;  // number of an announcement; written after the next three
   std::uint64_t dtype;
   std::uint64_t count;
+  std::uint64_t in_memory;            // 1: the receiver reads the message in the sender's memory
   std::atomic<std::uint64_t> chunks;  // read from the buffer
 };
 struct Mailbox {

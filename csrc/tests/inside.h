@@ -22,15 +22,12 @@ struct Inside {
     const std::lock_guard lock(node.mutex_);
     return node.peers_.size();
   }
-  // From now on the member is alive, to this rank's eyes, as long as that process is.
-  static void set_process(Group& group, Member member, pid_t pid) {
+  // From now on the member is alive, to this rank's eyes, as long as that process is. `refusal`:
+  // the errno with which this rank may not read its memory, or 0.
+  static void set_process(Group& group, Member member, pid_t pid, int refusal = EPERM) {
     std::shared_ptr<Peer>& peer = group.members_[member.at()];
     peer = std::make_shared<Peer>(std::shared_ptr<Segment>(peer, &peer->segment()), pid);
-  }
-  // From now on the group's rank is refused where it reads a member's memory.
-  static void refuse_reads(Group& group, Member member) {
-    set_process(group, member, 0);
-    group.members_[member.at()]->refusal_ = EPERM;
+    peer->refusal_ = refusal;
   }
   static void set_warn_after(Group& group, std::chrono::duration<double> time) {
     group.warn_after_ = time;

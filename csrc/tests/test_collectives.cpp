@@ -225,7 +225,7 @@ void barrier(const Case& c) {
 void every_operation(int ranks, std::size_t data_bytes, bool refused = false) {
   ThreadRanks threads(ranks);
   const auto group = threads.make_group(60, data_bytes);
-  if (refused) testing::Inside::refuse_reads(group.back()->group(), Member(0));
+  if (refused) testing::Inside::set_process(group.back()->group(), Member(0), 0, EPERM);
   const std::size_t counts[] = {
       0, 1, 3, static_cast<std::size_t>(ranks) - 1, 17, 1000, 4097, 20011, kMostElements};
   // Of many ranks each count once: their threads take long to start under a sanitizer.

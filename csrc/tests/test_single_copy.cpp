@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/operations/point_to_point.h"
 #include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/inside.h"
@@ -23,6 +24,7 @@ using namespace pycollective::testing;
 namespace {
 
 constexpr std::size_t kCount = 200'000;  // of a shard: two pieces
+constexpr std::size_t kBroadcast = 100'000;
 constexpr float kUntouched = -1;
 constexpr float kChanged = -2;
 
@@ -33,7 +35,7 @@ struct Rank {
   std::vector<float> input, output;
   Request request;
   std::unique_ptr<Task> task;
-  std::unique_ptr<SingleCopy> operation;
+  std::unique_ptr<Operation> operation;
   bool done = false;
   Failure failure;
   bool over() const { return done || failure.kind != FailureKind::kNone; }
@@ -45,20 +47,19 @@ class Call {
       : group_(ranks), kind_(kind), ranks_(static_cast<std::size_t>(ranks)) {
     for (std::size_t r = 0; r < ranks_; ++r) {
       Rank& rank = ranks_of_[r];
-      const OperationTraits& traits = traits_of(kind);
-      rank.request.kind = kind;
+      rank.request.kind = is_pair(kind) && r == 0 ? OpKind::kRecv : kind;
+      const OperationTraits& traits = traits_of(rank.request.kind);
       rank.request.dtype = Dtype::kFloat32;
-      rank.request.count = kCount;
-      rank.request.root = kRoot;
+      rank.request.count = kind == OpKind::kBroadcast ? kBroadcast : kCount;
       const int number = static_cast<int>(r);
+      rank.request.root = is_pair(kind) ? 1 - number : kRoot;
       rank.input.resize(elements_of(traits.input, rank.request, number, ranks));
       rank.output.assign(elements_of(traits.output, rank.request, number, ranks), kUntouched);
       for (std::size_t i = 0; i < rank.input.size(); ++i) rank.input[i] = value(number, i);
       rank.request.input = rank.input.data();
       rank.request.output = rank.output.data();
       rank.task = std::make_unique<Task>(rank.request);
-      CHECK(SingleCopy::fits(group(number), rank.request));
-      rank.operation = std::make_unique<SingleCopy>(group(number), *rank.task, 1);
+      make_operation(number);
       rank.operation->start();
     }
   }
@@ -95,7 +96,8 @@ class Call {
     for (std::size_t i = 0; i < output.size(); ++i) {
       const auto shard = static_cast<int>(i / kCount);
       const std::size_t own = static_cast<std::size_t>(number) * kCount;
-      const float right = gathers                       ? value(shard, i % kCount)
+      const float right = is_pair(kind_)                ? value(1, i)
+                          : gathers                     ? value(shard, i % kCount)
                           : kind_ == OpKind::kBroadcast ? value(kRoot, i)
                           : kind_ == OpKind::kScatter   ? value(kRoot, own + i)
                                                         : value(shard, own + i % kCount);
@@ -107,14 +109,28 @@ class Call {
   static constexpr int kRoot = 1;
 
  private:
+  void make_operation(int number) {
+    Rank& rank = (*this)[number];
+    Group& group = this->group(number);
+    if (rank.request.kind == OpKind::kSend) {
+      rank.operation = std::make_unique<Send>(group, *rank.task, 1);
+    } else if (rank.request.kind == OpKind::kRecv) {
+      rank.operation = std::make_unique<Receive>(group, *rank.task, 1);
+    } else {
+      CHECK(SingleCopy::fits(group, rank.request));
+      rank.operation = std::make_unique<SingleCopy>(group, *rank.task, 1);
+    }
+  }
+
   const ThreadGroup group_;
   OpKind kind_;
   std::size_t ranks_;
   Rank ranks_of_[3];
 };
 
+// kSend: from rank 1 to rank 0.
 constexpr OpKind kKinds[] = {OpKind::kAllGather, OpKind::kBroadcast, OpKind::kGather,
-                             OpKind::kScatter, OpKind::kAllToAll};
+                             OpKind::kScatter,   OpKind::kAllToAll,  OpKind::kSend};
 
 // Returns the steps that were needed. Each rank changes its input as soon as its call is over.
 int run_all(OpKind kind, int ranks, int first) {
@@ -176,28 +192,28 @@ void end(pid_t child) {
   CHECK(waitpid(child, nullptr, 0) == child);
 }
 
-// Rank 0 gathers from rank 1, which is another process here.
-Failure failure_with(pid_t process, const std::function<void()>& before_read) {
-  Call call(OpKind::kAllGather, 2);
+// Rank 0 copies from rank 1, which is another process here.
+Failure failure_with(OpKind kind, pid_t process, const std::function<void()>& before_read) {
+  Call call(kind, 2);
   for (int r = 0; r < 2; ++r) call.group(r).set_reading(Group::Reading::kAllowed);
-  Inside::set_process(call.group(0), Member(1), process);
+  Inside::set_process(call.group(0), Member(1), process, 0);
   before_read();
   drive(call, 0);
   return call[0].failure;
 }
 
-void one_that_cannot_be_read_is_named() {
+void one_that_cannot_be_read_is_named(OpKind kind) {
   const pid_t idler = start_idler(nullptr);
-  const Failure failure = failure_with(idler, [] {});
+  const Failure failure = failure_with(kind, idler, [] {});
   CHECK(failure.kind == FailureKind::kAborted);
   CHECK(contains(failure.message, "the memory of rank 1 (pid " + std::to_string(idler)));
   CHECK(contains(failure.message, "process_vm_readv: Bad address (errno 14)"));
   end(idler);
 }
 
-void one_that_was_killed_is_lost() {
+void one_that_was_killed_is_lost(OpKind kind) {
   const pid_t idler = start_idler(nullptr);
-  const Failure failure = failure_with(idler, [&] { end(idler); });
+  const Failure failure = failure_with(kind, idler, [&] { end(idler); });
   CHECK(failure.kind == FailureKind::kPeerFailure);
   CHECK(contains(failure.message, "rank 1 (pid " + std::to_string(idler) + ") died"));
 }
@@ -208,7 +224,7 @@ void another_process_with_its_pid_is_not_read() {
   for (int r = 0; r < 2; ++r) call.group(r).set_reading(Group::Reading::kAllowed);
   const std::byte* header = call.group(0).segment_of(Member(1), 0);
   const pid_t other = start_idler(const_cast<std::byte*>(header));
-  Inside::set_process(call.group(0), Member(1), other);
+  Inside::set_process(call.group(0), Member(1), other, 0);
   drive(call, 0);
   CHECK(call[0].failure.kind == FailureKind::kPeerFailure);
   end(other);
@@ -245,12 +261,14 @@ void input_that_cannot_be_read() {
 }  // namespace
 
 int main() {
-  one_that_cannot_be_read_is_named();
-  one_that_was_killed_is_lost();
+  for (const OpKind kind : {OpKind::kAllGather, OpKind::kSend}) {
+    one_that_cannot_be_read_is_named(kind);
+    one_that_was_killed_is_lost(kind);
+  }
   another_process_with_its_pid_is_not_read();
   input_that_cannot_be_read();
   for (const OpKind kind : kKinds)
-    for (const int ranks : {2, 3}) {
+    for (int ranks = 2; ranks <= (is_pair(kind) ? 2 : 3); ++ranks) {
       for (int first = 1; first < ranks; ++first) run_all(kind, ranks, first);
       const int steps = run_all(kind, ranks, 0);
       for (int failing = 0; failing < ranks; ++failing)

@@ -80,6 +80,7 @@ def report() -> list[tuple[str, str, str]]:
             "",
         ),
         ("peer watch", *_pidfd()),
+        ("single copy", *_single_copy()),
         (
             "open files",
             str(files),
@@ -117,6 +118,48 @@ def _pidfd() -> tuple[str, str]:
     except OSError as error:
         return f"no pidfd: {error}", f"dead peers cannot be seen: {PIDFD_NEEDS}"
     return "pidfd", ""
+
+
+# Prints the errno with which a process is refused that reads the memory of the one that started it;
+# between two ranks, which the same process has started, it is the same.
+_READ_PROBE = """
+import os, sys
+from pycollective import _core
+node, token = _core.Node(), bytes.fromhex(sys.argv[1])
+node.attach(token, int(sys.argv[2]), os.getppid())
+print(node.refusal(token))
+"""
+
+
+def ptrace_scope() -> int:
+    """Return what Yama allows: above 0 processes may not read their siblings' memory."""
+    path = Path("/proc/sys/kernel/yama/ptrace_scope")
+    return int(path.read_text()) if path.exists() else 0
+
+
+def _single_copy() -> tuple[str, str]:
+    node = _core.Node()
+    command = [sys.executable, "-c", _READ_PROBE, node.token.hex(), str(node.fileno())]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, pass_fds=[node.fileno()]
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        return f"unknown: {last}", "it is not known whether large messages copy once"
+    if (error := int(done.stdout)) == 0:
+        return "ranks may read each other's memory (process_vm_readv)", ""
+    scope = ptrace_scope()
+    why = f"; kernel.yama.ptrace_scope is {scope}" if scope else ""
+    cure = (
+        "sysctl kernel.yama.ptrace_scope=0"
+        if scope
+        else "a seccomp profile that allows it (in a container: --cap-add SYS_PTRACE)"
+    )
+    return (
+        f"process_vm_readv is refused: {os.strerror(error)}{why}",
+        "large messages, all-gathers, broadcasts, gathers, scatters and all-to-alls copy twice, "
+        f"through shared memory, and take up to three times as long: {cure}",
+    )
 
 
 def _package(name: str, for_what: str) -> tuple[str, str, str]:

@@ -20,11 +20,14 @@ from pycollective.cli import doctor
 from pycollective.config import INSTALL_TORCH, VERSION
 from pycollective.shim import loading
 
+single_copy = doctor._single_copy
+
 
 @pytest.fixture(autouse=True)
 def no_torch_is_loaded(monkeypatch):
     """It takes seconds; the last test looks at it, in processes of their own."""
     monkeypatch.setattr(doctor, "_torch_backend", lambda: ("torch backend", "of a test", ""))
+    monkeypatch.setattr(doctor, "_single_copy", lambda: ("of a test", ""))  # another process
 
 
 def report():
@@ -42,6 +45,31 @@ def test_what_is_here_is_found():
     assert lines["SIMD"][0] == _core.simd_level()
     assert lines["open files"][0] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     assert lines["peer watch"] == ["pidfd", ""]
+
+
+# What doctor says of it in a process that may not call process_vm_readv, nor may what it starts.
+REFUSED = """
+from tests import seccomp
+try:
+    seccomp.refuse(seccomp.PROCESS_VM_READV)
+except OSError:
+    raise SystemExit("no seccomp here")
+from pycollective.cli import doctor
+print(*doctor._single_copy(), sep="; ")
+"""
+
+
+@pytest.mark.skipif(doctor.ptrace_scope() != 0, reason="Yama forbids it to those without rights")
+def test_ranks_may_read_each_other():
+    assert single_copy() == ("ranks may read each other's memory (process_vm_readv)", "")
+
+
+def test_that_ranks_may_not_read_each_other_is_said():
+    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True)
+    if "no seccomp here" in done.stderr:
+        pytest.skip("no seccomp filter can be installed here")
+    assert "process_vm_readv is refused: Operation not permitted" in done.stdout, done.stderr
+    assert "up to three times as long" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -10,24 +10,11 @@ from tests.launch.test_launcher import run
 
 # `pycollective run`, behind a seccomp filter that answers pidfd_open with EPERM.
 SANDBOXED = """
-import ctypes, struct, sys
-
-PIDFD_OPEN = 434  # on every architecture
-LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
-steps = [
-    (LOAD, 0, 0, 0),  # the number of the call
-    (JUMP_IF_EQUAL, 0, 1, PIDFD_OPEN),
-    (RETURN, 0, 0, 0x00050000 | 1),  # EPERM
-    (RETURN, 0, 0, 0x7FFF0000),  # allowed
-]
-code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in steps))
-program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 4, ctypes.addressof(code)))
-prctl, number = ctypes.CDLL(None, use_errno=True).prctl, ctypes.c_ulong
-NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
-none = number(0)
-if prctl(NO_NEW_PRIVILEGES, number(1), none, none, none) or prctl(
-    SECCOMP, number(FILTER), number(ctypes.addressof(program)), none, none
-):
+import sys
+from tests import seccomp
+try:
+    seccomp.refuse(seccomp.PIDFD_OPEN)
+except OSError:
     sys.exit("no seccomp here")
 from pycollective.cli import main
 main()

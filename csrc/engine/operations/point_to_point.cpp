@@ -6,9 +6,14 @@
 
 #include "engine/operations/arrival.h"
 #include "engine/operations/shards.h"
+#include "engine/operations/single_copy.h"
+#include "engine/watch.h"
 
 namespace pycollective {
 namespace {
+
+// Shorter messages are there sooner by way of the buffer.
+constexpr std::size_t kLeastInMemory = std::size_t{64} << 10;
 
 // A sender's buffer; null if its offset is invalid. A peer may have written anything: read nothing
 // beyond its memory.
@@ -111,8 +116,10 @@ bool Send::announce() {
   }
   number_ = used[place_] = ++local_.announced;
   const std::uint64_t chunks = mine_.chunks.load(std::memory_order_relaxed);
-  if (local_.early == 0 && local_.moving == 0 &&
-      theirs_.chunks.load(std::memory_order_acquire) == chunks) {
+  if (bytes_ >= kLeastInMemory && local_.readable.have(request_.input, bytes_)) {
+    early_ = kInMemory | reinterpret_cast<std::uintptr_t>(request_.input);
+  } else if (local_.early == 0 && local_.moving == 0 &&
+             theirs_.chunks.load(std::memory_order_acquire) == chunks) {
     begin_ = chunks;
     write_chunk(chunks);
     local_.early = number_;
@@ -125,7 +132,7 @@ bool Send::announce() {
   announced.chunk = early_;
   group_.publish(announced.number, number_);
   // The receiver may read the first chunk meanwhile. Other sends need the lock to write there.
-  if (early_ != kNoChunk && early_chunks() > 1) {
+  if ((early_ & kInMemory) == 0 && early_chunks() > 1) {
     write_chunk(early_ + 1);
     group_.publish(mine_.early_end, early_ + 2);
   }
@@ -144,7 +151,8 @@ bool Send::granted() {
   begin_ = next_ = mine_.chunks.load(std::memory_order_relaxed);
   end_ += begin_;
   moving_ = true;
-  const bool first_is_there = bytes_ == 0 || early_ == begin_;
+  if (theirs_.in_memory != 0) count_as_one_chunk();
+  const bool first_is_there = bytes_ == 0 || theirs_.in_memory != 0 || early_ == begin_;
   if (!first_is_there || chunks() > early_chunks()) {
     const std::lock_guard lock(local_.mutex);
     local_.moving = number_;
@@ -198,7 +206,8 @@ bool Send::finished_by(Member member) const {
   const std::uint64_t read = theirs_.chunks.load(std::memory_order_acquire);
   if (moving_) return read >= end_;
   return number_ != 0 && theirs_.granted.load(std::memory_order_acquire) == number_ &&
-         read >= mine_.chunks.load(std::memory_order_relaxed) + chunks();
+         read >=
+             mine_.chunks.load(std::memory_order_relaxed) + (theirs_.in_memory != 0 ? 1 : chunks());
 }
 
 Receive::Receive(Group& group, const Task& task, std::uint64_t sequence)
@@ -240,6 +249,9 @@ bool Receive::grant() {
   end_ += begin;
   mine_.dtype = static_cast<std::uint64_t>(request_.dtype);
   mine_.count = request_.count;
+  const bool in_memory =
+      found->chunk != kNoChunk && (found->chunk & kInMemory) != 0 && group_.may_read(peer_);
+  mine_.in_memory = in_memory ? 1 : 0;
   const bool agrees =
       found->dtype == static_cast<std::uint32_t>(request_.dtype) && found->count == request_.count;
   const bool first_is_there = bytes_ == 0 || found->chunk == begin_;
@@ -251,6 +263,12 @@ bool Receive::grant() {
   }
   group_.publish(mine_.granted, number_);
   compare(found->dtype, found->count);
+  if (in_memory) {
+    memory_ = found->chunk & ~kInMemory;
+    count_as_one_chunk();
+    read_in_memory();
+    return true;
+  }
   early_ = first_is_there;
   if (first_is_there) read_chunk();
   return true;
@@ -267,9 +285,22 @@ void Receive::read_chunk() {
   group_.publish(mine_.chunks, ++next_);
 }
 
+void Receive::read_in_memory() {
+  const std::size_t bytes = std::min(bytes_ - copied_, kCopyPiece);
+  copy_from(*this, peer_, static_cast<std::byte*>(request_.output) + copied_, memory_ + copied_,
+            bytes);
+  copied_ += bytes;
+  if (copied_ < bytes_) return;
+  group_.publish(mine_.chunks, ++next_);
+  // The sender tells of a failure before its call ends, and its caller may change the message.
+  Watch::throw_if_failed(*this);
+}
+
 State Receive::advance() {
   if (!moving_) {
     if (!grant()) return State::kBlocked;
+  } else if (memory_ != 0) {
+    read_in_memory();
   } else if (theirs_.chunks.load(std::memory_order_acquire) <= next_ &&
              !(early_ && theirs_.early_end.load(std::memory_order_acquire) > next_)) {
     return State::kBlocked;
@@ -299,7 +330,7 @@ bool Receive::called_by(Member member) const {
 bool Receive::finished_by(Member member) const {
   if (member != peer_) return true;
   if (has_begun() && next_ == end_) return true;
-  return has_begun() && theirs_.chunks.load(std::memory_order_acquire) >= end_;
+  return has_begun() && memory_ == 0 && theirs_.chunks.load(std::memory_order_acquire) >= end_;
 }
 
 bool Receive::is_there(Group& group, Member source, int tag) {

@@ -5,8 +5,11 @@
 //   grant     The receiver looks through the announcements for its tag and grants one, if no other
 //             message goes through the channel. It publishes what it has called itself, so both
 //             sides compare before anything is read.
-//   move      The sender fills the two halves in turn, and the receiver empties them.
-// m bytes are written once and read once. A send is done when the receiver has all of it.
+//   move      The sender fills the two halves in turn, and the receiver empties them. Or the
+//   receiver
+//             copies all of it from the sender's memory (single_copy.h): a long message that it may
+//             and can read there is announced with its place, and has no first chunk.
+// A send is done when the receiver has all of it.
 //
 // A first chunk that was written early is overwritten if a message of another tag is granted first.
 // Both sides see that by the number of chunks that have gone through the channel, and it is sent
@@ -31,6 +34,11 @@ class PairOperation : public Operation {
   // Throws CollectiveFailure (kMismatch) where the two sides differ.
   void compare(std::uint64_t their_dtype, std::uint64_t their_count) const;
   std::uint64_t chunks() const { return end_ - begin_; }
+  // It is read in the sender's memory: one chunk, whatever its length.
+  void count_as_one_chunk() {
+    end_ -= total_ - 1;
+    total_ = 1;
+  }
   // How many are written before the message is granted.
   std::uint64_t early_chunks() const { return std::min<std::uint64_t>(total_, 2); }
   std::size_t bytes_of(std::uint64_t chunk) const;
@@ -85,6 +93,7 @@ class Receive final : public PairOperation {
  private:
   bool grant();
   void read_chunk();
+  void read_in_memory();
   void release();
 
   ReceivingHalf& mine_;
@@ -92,6 +101,8 @@ class Receive final : public PairOperation {
   Incoming& local_;
   std::uint64_t number_ = 0;  // of the announcement that was granted
   bool early_ = false;        // its first chunks were written before the grant
+  std::uint64_t memory_ = 0;  // where it lies in the sender's process, if it is read there
+  std::size_t copied_ = 0;    // bytes from there
 };
 
 // recv from any rank: looks for a message with its tag at all ranks, and receives the first.

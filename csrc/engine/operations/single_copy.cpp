@@ -18,15 +18,29 @@ constexpr std::uint64_t kNoInput = 2;
 
 // With fewer bytes for a rank, the system calls cost more than a second copy.
 constexpr std::size_t kLeastBytes = std::size_t{16} << 10;
-// After each piece a rank looks for failures of others.
-constexpr std::size_t kPiece = std::size_t{512} << 10;
+// Of a broadcast each rank needs all. Beyond this much, where it leaves the cache, it is sooner if
+// the root's core does its half of the work and copies into slots.
+constexpr std::size_t kMostOfBroadcast = std::size_t{512} << 10;
 
 }  // namespace
+
+void copy_from(const Operation& operation, Member member, void* to, std::uint64_t from,
+               std::size_t bytes) {
+  const Group& group = operation.group();
+  const int error = group.read(member, to, from, bytes);
+  if (error == 0) return;
+  if (error == ESRCH || !group.alive(member)) Watch::throw_lost(operation, member);
+  Watch::throw_if_failed(operation);  // then it may have freed its input
+  throw std::runtime_error("the memory of " + group.describe(member) +
+                           " could not be read: process_vm_readv: " + std::strerror(error) +
+                           " (errno " + std::to_string(error) + ")");
+}
 
 bool SingleCopy::fits(const Group& group, const Request& request) {
   if (reduces(request.kind) || group.size() == 1 || group.reading() == Group::Reading::kForbidden)
     return false;
-  return Shards(request, group.size()).longest() * size_of(request.dtype) >= kLeastBytes;
+  const std::size_t bytes = Shards(request, group.size()).longest() * size_of(request.dtype);
+  return bytes >= kLeastBytes && (request.kind != OpKind::kBroadcast || bytes <= kMostOfBroadcast);
 }
 
 SingleCopy::SingleCopy(Group& group, const Task& task, std::uint64_t sequence)
@@ -37,13 +51,15 @@ SingleCopy::SingleCopy(Group& group, const Task& task, std::uint64_t sequence)
       base_(group.own().progress.combined.load(std::memory_order_relaxed)) {}
 
 std::uint64_t SingleCopy::input_word() {
-  if (group_.reading() == Group::Reading::kUnknown && !group_.reads_all()) return kMayNotRead;
+  if (group_.reading() == Group::Reading::kUnknown)
+    for (const Member each : group_.members())
+      if (!group_.may_read(each)) return kMayNotRead;
   const std::size_t bytes = element_ * elements_of(traits_of(request_.kind).input, request_,
                                                    group_.me().index(), group_.size());
   if (bytes == 0) return kNoInput;
   // In place, what a peer needs would be overwritten by what it gives.
   const bool overwritten = request_.kind == OpKind::kAllToAll && request_.input == request_.output;
-  if (overwritten || !group_.is_readable(request_.input, bytes)) return kUnreadable;
+  if (overwritten || !group_.readable().have(request_.input, bytes)) return kUnreadable;
   return reinterpret_cast<std::uintptr_t>(request_.input);
 }
 
@@ -104,28 +120,19 @@ SingleCopy::Part SingleCopy::part_from(Member member) const {
 void SingleCopy::copy_piece() {
   const Member from = after_me(step_);
   const Part part = moves(from, group_.me()) ? part_from(from) : Part{};
-  const std::size_t bytes = std::min(part.length - copied_, kPiece);
+  const std::size_t bytes = std::min(part.length - copied_, kCopyPiece);
   if (bytes != 0) {
     std::byte* to = static_cast<std::byte*>(request_.output) + part.to + copied_;
     if (from == group_.me()) {
       copy_bytes(to, static_cast<const std::byte*>(request_.input) + part.from + copied_, bytes);
     } else {
-      const std::uint64_t at = arrival_.input_of(from) + part.from + copied_;
-      if (const int error = group_.read(from, to, at, bytes)) throw_unread(from, error);
+      copy_from(*this, from, to, arrival_.input_of(from) + part.from + copied_, bytes);
     }
   }
   copied_ += bytes;
   if (copied_ < part.length) return;
   copied_ = 0;
   ++step_;
-}
-
-void SingleCopy::throw_unread(Member member, int error) const {
-  if (error == ESRCH || !group_.alive(member)) Watch::throw_lost(*this, member);
-  Watch::throw_if_failed(*this);  // then it may have freed its input
-  throw std::runtime_error("the memory of " + group_.describe(member) +
-                           " could not be read: process_vm_readv: " + std::strerror(error) +
-                           " (errno " + std::to_string(error) + ")");
 }
 
 bool SingleCopy::others_have_read() const {

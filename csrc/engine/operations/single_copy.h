@@ -25,6 +25,14 @@
 
 namespace pycollective {
 
+// After each piece of so many bytes a rank looks for failures of others.
+constexpr std::size_t kCopyPiece = std::size_t{512} << 10;
+
+// Copies what lies at `from` in a member's process. Throws CollectiveFailure where it is lost or
+// has failed, std::runtime_error where its memory cannot be read.
+void copy_from(const Operation& operation, Member member, void* to, std::uint64_t from,
+               std::size_t bytes);
+
 class SingleCopy final : public Operation {
  public:
   // Whether this path serves the request. Depends only on what all ranks agree on.
@@ -51,8 +59,6 @@ class SingleCopy final : public Operation {
   std::uint64_t input_word();
   bool begin();  // false: not as a single copy
   void copy_piece();
-  // `error`: the errno of a read.
-  [[noreturn]] void throw_unread(Member member, int error) const;
   bool others_have_read() const;
   // Whether data go from one member's input to the other's output.
   bool moves(Member from, Member to) const;
