@@ -32,6 +32,8 @@ constexpr std::chrono::microseconds kYieldCrowded{20};
 constexpr std::chrono::microseconds kPollEvery{20};
 // The same for the progress thread, also while copies to or from a GPU are under way.
 constexpr std::chrono::microseconds kProgressPollEvery{200};
+// How many operations of a queue the progress thread ends before it looks at the next queue.
+constexpr int kMostInARow = 32;
 // How often the progress thread looks at the device while only launches are under way. (A captured
 // graph, which may be replayed at any time, is looked at every kLookEvery.)
 constexpr std::chrono::milliseconds kWatchEvery{5};
@@ -409,19 +411,20 @@ State Communicator::drive_each(bool look, bool& awaits_device) {
   Queue* queue = nullptr;
   std::optional<Sight> sight;
   if (look) sight.emplace(*group_);
+  int in_a_row = 0;
   for (std::uint64_t key = 0;;) {
     std::shared_ptr<Pending> item;
     {
       const std::lock_guard lock(mutex_);
       queue = queues_.first_waiting(key);
       if (queue == nullptr) return result;
-      key = queue->key + 1;
+      key = queue->key;
       item = queue->items.front();
       queue->driven = true;
       queue->driven_item = item.get();
     }
     State state = State::kProgressed;
-    act_on_first(*queue, *item, Leftover::kSeenByPolling, [&] {
+    const bool ended = act_on_first(*queue, *item, Leftover::kSeenByThisThread, [&] {
       Operation& operation = item->start();
       state = operation.advance();
       if (state == State::kDone) return true;
@@ -430,6 +433,7 @@ State Communicator::drive_each(bool look, bool& awaits_device) {
       awaits_device |= operation.awaits_device();
       return false;
     });
+    if (!ended || ++in_a_row == kMostInARow) ++key, in_a_row = 0;
     if (state != State::kBlocked)
       result = State::kProgressed;
     else if (result == State::kDone)
@@ -449,8 +453,13 @@ bool Communicator::help(Pending& awaited, WaitingTime& time, const InterruptHook
   queue.driven = true;
   queue.driven_item = item.get();
   lock.unlock();
-  return act_on_first(queue, *item, Leftover::kHandToProgress,
-                      [&] { return drive(item->start(), item->watch(), &time, interrupted); });
+  // Until `awaited` is done or the time is over this thread goes on with what is left.
+  const bool ended =
+      act_on_first(queue, *item,
+                   item.get() == &awaited ? Leftover::kHandToProgress : Leftover::kSeenByThisThread,
+                   [&] { return drive(item->start(), item->watch(), &time, interrupted); });
+  if (!ended) progress_->carry_on(shared_from_this());
+  return ended;
 }
 
 void Communicator::stop_driving(Queue& queue, Leftover leftover, bool ended) {

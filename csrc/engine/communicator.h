@@ -154,9 +154,9 @@ class Communicator final : public Collectives,
              const InterruptHook& interrupted);
   // Whether an interrupt hook of this communicator runs on this thread. Requires mutex_ held.
   bool in_handler() const;
-  // Who carries on what is left in a queue: a thread that polls every queue and so sees it, or the
-  // progress thread, which has to be told.
-  enum class Leftover { kSeenByPolling, kHandToProgress };
+  // Who carries on what is left in a queue: this thread, which sees it next, or the progress
+  // thread, which has to be told.
+  enum class Leftover { kSeenByThisThread, kHandToProgress };
   // For the thread that drives `queue`. `act` drives the first item and returns whether it is done.
   // A failure ends the item and fails the communicator, and counts as done.
   template <class Act>

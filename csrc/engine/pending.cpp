@@ -38,7 +38,8 @@ Pending::Pending(std::shared_ptr<Communicator> owner, const Task& task, std::uin
 
 Operation& Pending::start() {
   if (operation_ == nullptr) {
-    Operation& made = storage_.make(owner_->group(), task_, sequence_);
+    storage_ = std::make_unique<AnyOperation>();
+    Operation& made = storage_->make(owner_->group(), task_, sequence_);
     made.start();
     operation_ = &made;
   }
@@ -49,7 +50,7 @@ void Pending::finish(const Failure* failure) {
   std::shared_ptr<Communicator> owner;
   // Now, while there is a group: the caller may keep this object for longer.
   operation_ = nullptr;
-  storage_.end();
+  storage_.reset();
   request_.keep.reset();
   task_.staging.reset();
   task_.device.reset();

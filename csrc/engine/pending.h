@@ -102,7 +102,7 @@ class Pending final : public Work {
   std::uint64_t sequence_;
   Watch watch_;
   std::function<void(const Failure*)> on_done_;
-  AnyOperation storage_;
+  std::unique_ptr<AnyOperation> storage_;  // once started: thousands may wait for their turn
   Operation* operation_ = nullptr;
   std::unique_ptr<Failure> failure_;
   // If it was done with its launch: the communicator, which learns how the launch ends.

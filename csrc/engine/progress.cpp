@@ -31,6 +31,21 @@ struct Progress::State {
   std::vector<std::shared_ptr<Communicator>> active;
   std::atomic<bool> started{false};
   std::atomic<bool> stop{false};
+  std::atomic<bool> asleep{false};  // the thread, or it is about to
+
+  std::atomic<std::uint32_t>& doorbell() const { return node->own()->segment().header().doorbell; }
+  // Unless the doorbell has rung since it was `seen`.
+  void sleep(std::uint32_t seen, std::chrono::nanoseconds longest) {
+    asleep = true;
+    futex_wait(doorbell(), seen, longest);
+    asleep = false;
+  }
+  // A system call only where the thread sleeps: it sets `asleep`, then looks at the doorbell; this
+  // rings, then looks at `asleep`.
+  void wake() {
+    doorbell().fetch_add(1);
+    if (asleep) futex_wake_all(doorbell());
+  }
 };
 
 Progress::Progress(std::shared_ptr<Node> node) : state_(std::make_shared<State>()) {
@@ -83,11 +98,10 @@ void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
       }
     }
   }
-  state_->node->own()->wake();
+  state_->wake();
 }
 
 void Progress::run(const std::shared_ptr<State>& state) {
-  std::atomic<std::uint32_t>& doorbell = state->node->own()->segment().header().doorbell;
   std::vector<std::shared_ptr<Communicator>> active;
   std::vector<std::shared_ptr<Communicator>> done;
   Clock::time_point sleep_from{};
@@ -95,7 +109,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
   for (;;) {
     // Without the lock: this may destroy a communicator, and with the last one this object.
     active.clear();
-    const std::uint32_t seen = doorbell.load();
+    const std::uint32_t seen = state->doorbell().load();
     {
       const std::lock_guard lock(state->mutex);
       if (state->stop) return;
@@ -109,7 +123,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
     }
     done.clear();  // now, rather than after a long sleep
     if (active.empty()) {
-      futex_wait(doorbell, seen, kIdleWait);
+      state->sleep(seen, kIdleWait);
       sleep_from = {};
       continue;
     }
@@ -128,7 +142,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
     } else if (sleepy) {
       std::chrono::nanoseconds longest = kLookEvery;
       for (const auto& each : active) longest = std::min(longest, each->longest_sleep());
-      futex_wait(doorbell, seen, longest);
+      state->sleep(seen, longest);
     } else {
       if (sleep_from == Clock::time_point{}) sleep_from = now + kProgressYieldFor;
       sched_yield();

@@ -102,9 +102,7 @@ c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transf
   if (!async) {
     const auto profile = transfer.profile();
     carry_out(transfer);
-    return c10::make_intrusive<Work>(rank_, type, sequence,
-                                     AsyncCall::finished(std::move(transfer)),
-                                     std::vector<std::shared_ptr<pycollective::Work>>());
+    return c10::make_intrusive<FinishedWork>(rank_, type, sequence, std::move(transfer).outputs());
   }
   const std::shared_ptr<AsyncCall> call = AsyncCall::start(std::move(transfer), threads_);
   std::vector<std::shared_ptr<pycollective::Work>> cores;
@@ -593,11 +591,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce_sparse(std::vector<at::Tensor>
   const std::vector<std::size_t> counts = counts_of(name, every, rank_);
   const at::Tensor reduced = alone([&] { return reduce_rows(own, counts, call, opts); });
   put(reduced, tensor);
-  Transfer done(OpKind::kAllReduce, kTitle, opts.timeout);
-  done.gives(tensor);
-  return c10::make_intrusive<Work>(rank_, c10d::OpType::ALLREDUCE, sequence,
-                                   AsyncCall::finished(std::move(done)),
-                                   std::vector<std::shared_ptr<pycollective::Work>>());
+  return c10::make_intrusive<FinishedWork>(rank_, c10d::OpType::ALLREDUCE, sequence, tensors);
 }
 
 // Refuses before anything moves what all ranks refuse alike.

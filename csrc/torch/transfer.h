@@ -42,9 +42,6 @@ class Transfer {
                                       const std::vector<at::Tensor>& outputs);
   void* write(const std::vector<at::Tensor>& tensors);
 
-  // Adds an output that is in place already.
-  void gives(const at::Tensor& tensor) { outputs_.push_back(tensor); }
-
   // Adds a request of `count` elements, as the core's Request counts them. A null pointer: this
   // rank has no such buffer.
   void add(const void* input, void* output, at::ScalarType dtype, std::int64_t count);
@@ -70,8 +67,9 @@ class Transfer {
   // profiles. It may end on another thread.
   std::unique_ptr<at::RecordFunction> profile() const;
   const std::vector<Request>& requests() const { return requests_; }
-  // The tensors that were passed to write(), update() and gives().
-  const std::vector<at::Tensor>& outputs() const { return outputs_; }
+  // The tensors that were passed to write() and update().
+  const std::vector<at::Tensor>& outputs() const& { return outputs_; }
+  std::vector<at::Tensor> outputs() && { return std::move(outputs_); }
   // Keeps the requests' memory alive; null unless `collectives` want it.
   std::shared_ptr<const void> keep(const Collectives& collectives,
                                    const std::shared_ptr<CompletionThreads>& threads) const;

@@ -34,10 +34,6 @@ std::shared_ptr<AsyncCall> AsyncCall::start(Transfer transfer,
   return call;
 }
 
-std::shared_ptr<AsyncCall> AsyncCall::finished(Transfer transfer) {
-  return std::shared_ptr<AsyncCall>(new AsyncCall(std::move(transfer)));
-}
-
 AsyncCall::~AsyncCall() {
   if (outstanding_ > 0) threads_->call_ends();  // a request was not issued
 }
@@ -209,6 +205,21 @@ void Work::abort() {
 c10::intrusive_ptr<Future> Work::getFuture() {
   const bool done = this->done();
   return call_->future(done, done ? failure() : nullptr);
+}
+
+bool FinishedWork::wait(std::chrono::milliseconds) {
+  const StopsAtExit stops;
+  return true;
+}
+
+void FinishedWork::abort() {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "a synchronous call is over: abort its process group");
+}
+
+c10::intrusive_ptr<Future> FinishedWork::getFuture() {
+  auto future = c10::make_intrusive<Future>(c10::ListType::ofTensors());
+  future->markCompleted(outputs_);
+  return future;
 }
 
 }  // namespace pycollective::shim

@@ -28,8 +28,6 @@ class AsyncCall : public std::enable_shared_from_this<AsyncCall> {
  public:
   static std::shared_ptr<AsyncCall> start(Transfer transfer,
                                           std::shared_ptr<CompletionThreads> threads);
-  // A call that has succeeded; its results are in place.
-  static std::shared_ptr<AsyncCall> finished(Transfer transfer);
   ~AsyncCall();
 
   // The core calls it once for each request.
@@ -55,7 +53,7 @@ class AsyncCall : public std::enable_shared_from_this<AsyncCall> {
   void complete_future(Future& future, const Failure* failure);
 
   Transfer transfer_;
-  std::shared_ptr<CompletionThreads> threads_;  // null for a finished call
+  std::shared_ptr<CompletionThreads> threads_;
   std::mutex mutex_;
   std::size_t outstanding_ = 0;  // requests
   std::optional<Failure> failure_;
@@ -76,7 +74,7 @@ bool ends_in(WaitingTime& time, pycollective::Work& work, const InterruptHook& i
 
 class Work final : public c10d::Work {
  public:
-  // `cores`: the core's works, one a request; none for a finished call.
+  // `cores`: the core's works, one a request.
   Work(int rank, c10d::OpType type, std::uint64_t sequence, std::shared_ptr<AsyncCall> call,
        std::vector<std::shared_ptr<pycollective::Work>> cores);
 
@@ -101,6 +99,26 @@ class Work final : public c10d::Work {
   const std::uint64_t sequence_;
   const std::shared_ptr<AsyncCall> call_;
   const std::vector<std::shared_ptr<pycollective::Work>> cores_;
+};
+
+// Of a synchronous call, which has succeeded; its results are in place.
+class FinishedWork final : public c10d::Work {
+ public:
+  FinishedWork(int rank, c10d::OpType type, std::uint64_t sequence, std::vector<at::Tensor> outputs)
+      : c10d::Work(rank, type), sequence_(sequence), outputs_(std::move(outputs)) {}
+
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  void synchronize() override {}
+  bool wait(std::chrono::milliseconds timeout) override;
+  void abort() override;
+  c10::intrusive_ptr<Future> getFuture() override;
+  std::uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  const std::uint64_t sequence_;
+  const std::vector<at::Tensor> outputs_;
 };
 
 }  // namespace pycollective::shim
