@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/api.h"
+#include "engine/store_chooser.h"
 #include "shared_memory/node.h"
 
 namespace pycollective {
@@ -159,6 +160,9 @@ class Group {
   // Replaces what was set before; null: there is none.
   void set_mapped(std::shared_ptr<MappedMemory> mapped);
 
+  // How this rank writes slots: for the thread that drives a collective.
+  StoreChooser& stores() { return stores_; }
+
   // Whether each member has a core of its own, so that a waiting thread may spin a while.
   bool may_spin() const { return may_spin_; }
 
@@ -188,6 +192,7 @@ class Group {
   std::vector<std::size_t> channel_buffers_;
   std::size_t channel_buffer_bytes_ = 0;
   bool may_spin_;
+  StoreChooser stores_;
   Reading reading_ = Reading::kUnknown;
   ReadableBytes readable_;
   std::atomic<bool> left_{false};

@@ -50,13 +50,13 @@ void OneShot::share() {
   if (!mine.given) return;
   const auto* input = static_cast<const std::byte*>(request_.input);
   if (traits_of(request_.kind).input.holds != Holds::kAllShards)
-    return copy_bytes(buffer_of(me), input, mine.bytes);
+    return group_.stores().write(buffer_of(me), input, mine.bytes);
   // Nobody else wants the own shard.
   const Shards shards(request_, group_.size());
   const std::size_t begin = shards.begin(me.index()) * size_of(request_.dtype);
   const std::size_t end = begin + shards.length(me.index()) * size_of(request_.dtype);
-  copy_bytes(buffer_of(me), input, begin);
-  copy_bytes(buffer_of(me) + begin, input + end, mine.bytes - end);
+  group_.stores().write(buffer_of(me), input, begin);
+  group_.stores().write(buffer_of(me) + begin, input + end, mine.bytes - end);
 }
 
 State OneShot::advance() {

@@ -113,8 +113,8 @@ void TwoShot::copy_in(std::size_t chunk) {
     for (int step = 1; step < n; ++step) {
       const Member owner = after_me(step);
       const Range part = part_of(owner, chunk);
-      copy_bytes(leaf_slot(me, chunk, owner), input + part.begin * element_,
-                 part.length * element_);
+      group_.stores().write(leaf_slot(me, chunk, owner), input + part.begin * element_,
+                            part.length * element_);
     }
   }
   // Also if nothing was copied: it tells that this rank has fetched up to chunk - 3.
@@ -167,7 +167,9 @@ void TwoShot::reduce_for_all(const void* const* leaves, std::size_t chunk, std::
                              std::size_t count) {
   const int n = group_.size();
   const Member me = group_.me();
-  if (n == 2) return reduce_(leaves, n, output, leaf_slot(after_me(1), chunk, me), count);
+  const bool streams = group_.stores().chosen() == Stores::kStreaming;
+  if (n == 2 && !streams)
+    return reduce_(leaves, n, output, leaf_slot(after_me(1), chunk, me), count);
   const std::size_t block = kBlock / element_;
   for (std::size_t at = 0; at < count; at += block) {
     const std::size_t length = std::min(block, count - at);
@@ -175,10 +177,13 @@ void TwoShot::reduce_for_all(const void* const* leaves, std::size_t chunk, std::
     for (const Member each : group_.members())
       here[each.at()] = static_cast<const std::byte*>(leaves[each.at()]) + at * element_;
     reduce_(here, n, output + at * element_, nullptr, length);
-    for (int step = 1; step < n; ++step)
-      copy_bytes(leaf_slot(after_me(step), chunk, me) + at * element_, output + at * element_,
-                 length * element_);
+    for (int step = 1; step < n; ++step) {
+      const auto copy = streams ? copy_streaming : copy_bytes;
+      copy(leaf_slot(after_me(step), chunk, me) + at * element_, output + at * element_,
+           length * element_);
+    }
   }
+  if (streams) finish_stores();
 }
 
 void TwoShot::exchange_part(std::size_t chunk) {
@@ -208,7 +213,7 @@ void TwoShot::share_part(std::size_t chunk) {
                       (part.begin - shards_.begin(me.index())) * element_;
   auto* output = static_cast<std::byte*>(request_.output);
   if (bytes == 0) return;
-  copy_bytes(shared_slot(me, chunk), input, bytes);
+  group_.stores().write(shared_slot(me, chunk), input, bytes);
   if (fetches()) copy_bytes(output + part.begin * element_, input, bytes);
 }
 
