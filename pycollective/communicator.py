@@ -7,17 +7,21 @@ frame; what is here is what a program does once: splitting, leaving, failing.
 from __future__ import annotations
 
 import logging
+import math
 import operator
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 from types import TracebackType
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pycollective import _core, host_memory
 from pycollective import device_path as device_paths
 from pycollective.agree import agree
+from pycollective.dtypes import DTYPES
 from pycollective.errors import CollectiveError, ConfigurationError
 from pycollective.placement import number_hosts
 from pycollective.planning.world import World
@@ -176,6 +180,38 @@ class Communicator(_core.Communicator):
         local_rank = self._world.local_ranks.index(self.rank)
         hosts = len(set(self.host_of))
         self._device_path = device_paths.join(self, device, local_rank, hosts)
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32
+    ) -> np.ndarray[Any, Any]:
+        """Make an array in memory that the other ranks of this host read in place.
+
+        Where the arrays of all ranks that give data lie in such memory, `all_gather`, `broadcast`,
+        `gather`, `scatter` and `all_to_all` copy each element once, `reduce_scatter` adds what lies
+        in the inputs, and so does `all_reduce` in place. The bits are the same. Other arrays, and
+        parts of such an array, may be given in the same calls. Local: ranks need not call it alike.
+
+        The array is the caller's like any other: its memory goes back to the system with the last
+        reference to it, and may outlive the communicator. It has whole pages, on the NUMA node of
+        the calling thread. A forked child does not have it, and must not touch it.
+
+        Args:
+            shape: as `numpy.empty` takes it.
+            dtype: of the array, one of those that collectives take.
+
+        Returns:
+            An array in C order whose values are undefined.
+
+        Raises:
+            ConfigurationError: the host has not so much memory left, or collectives do not take
+                `dtype`.
+        """
+        wanted = np.dtype(dtype)
+        if wanted.name not in DTYPES or not wanted.isnative:
+            raise ConfigurationError(f"empty: dtype {wanted} is not one of {', '.join(DTYPES)}")
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        memory = self._allocate(math.prod(sizes) * wanted.itemsize)
+        return np.ndarray(sizes, wanted, buffer=memory)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.

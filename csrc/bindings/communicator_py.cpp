@@ -18,18 +18,23 @@ namespace {
 
 using Object = CommunicatorObject;
 
+// Of Communicator::allocate().
+struct SharedMemory {
+  std::shared_ptr<std::byte> memory;
+  std::size_t bytes;
+};
+
 // Asks pycollective.host_memory; a plain function, so that ending a communicator needs no GIL.
-void check_room(OpKind kind, std::size_t bytes, int ranks) {
+void check_room(const char* call, std::size_t bytes, int ranks) {
   const GilHeld gil;
   try {
     py::module_::import("pycollective.host_memory").attr("check")(bytes, ranks);
   } catch (py::error_already_set& error) {
-    const std::string why =
-        std::string(name_of(kind)) + ": " + py::str(error.value()).cast<std::string>();
+    const std::string why = std::string(call) + ": " + py::str(error.value()).cast<std::string>();
     if (error.matches(py::module_::import("pycollective.errors").attr("ConfigurationError")))
-      throw CollectiveFailure({FailureKind::kConfiguration, -1, kind, 0, why});
+      throw CollectiveFailure(Failure::of_no_operation(FailureKind::kConfiguration, -1, why));
     error.restore();  // what a signal's handler raises, say: raise_current_exception() leaves it
-    throw CollectiveFailure({FailureKind::kAborted, -1, kind, 0, why});
+    throw CollectiveFailure(Failure::of_no_operation(FailureKind::kAborted, -1, why));
   }
 }
 
@@ -93,6 +98,23 @@ PyObject* stats(PyObject* self, PyObject*) {
   const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
   return Py_BuildValue("{sKsKsK}", "sent_messages", number(sent.messages), "sent_bytes",
                        number(sent.bytes), "sent_raw_bytes", number(sent.raw_bytes));
+}
+
+PyObject* allocate(PyObject* self, PyObject* bytes) {
+  Communicator* core = core_of(self);
+  const std::size_t size = core != nullptr ? PyLong_AsSize_t(bytes) : 0;
+  if (PyErr_Occurred()) return nullptr;
+  try {
+    std::shared_ptr<std::byte> memory;
+    {
+      const GilReleased unlocked;
+      memory = core->allocate(size);
+    }
+    return py::cast(SharedMemory{std::move(memory), size}).release().ptr();
+  } catch (const std::exception&) {
+    raise_current_exception();
+    return nullptr;
+  }
 }
 
 PyObject* capsule(PyObject* self, PyObject*) {
@@ -247,7 +269,7 @@ void finalise(PyObject* self) {
 }
 
 // The collectives' first; the interpreter keeps pointers into this.
-PyMethodDef methods[kCollectiveMethods + 6] = {};
+PyMethodDef methods[kCollectiveMethods + 7] = {};
 
 const PyMethodDef own_methods[] = {
     {"abort", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(abort)),
@@ -261,6 +283,7 @@ const PyMethodDef own_methods[] = {
     {"_check_peers", check_peers, METH_NOARGS, nullptr},
     {"_close", close, METH_NOARGS, nullptr},
     {"_capsule", capsule, METH_NOARGS, nullptr},
+    {"_allocate", allocate, METH_O, nullptr},
 };
 
 PyGetSetDef properties[] = {
@@ -294,6 +317,12 @@ PyType_Spec spec = {"pycollective._core.Communicator", sizeof(CommunicatorObject
 }  // namespace
 
 void bind_communicator(py::module_& module) {
+  py::class_<SharedMemory>(module, "SharedMemory", py::is_final(), py::buffer_protocol(),
+                           "Memory that ranks of this host read in place: a buffer of bytes.")
+      .def_buffer([](const SharedMemory& self) {
+        return py::buffer_info(reinterpret_cast<std::uint8_t*>(self.memory.get()),
+                               static_cast<py::ssize_t>(self.bytes));
+      });
   std::copy(std::begin(collective_methods), std::end(collective_methods), methods);
   std::copy(std::begin(own_methods), std::end(own_methods), methods + kCollectiveMethods);
   module.attr("Communicator") = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));

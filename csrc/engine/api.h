@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -152,6 +153,10 @@ class PYCOLLECTIVE_PUBLIC Collectives {
                                        std::function<void(const Failure*)> on_done) = 0;
   // Whether requests need `keep`: a failed call may leave messages to other hosts under way.
   virtual bool wants_keep() const = 0;
+  // `bytes` of memory for arrays, on this thread's NUMA node, which ranks of this host read in
+  // place. The contents are undefined. It is freed with the last share of it, and may outlive the
+  // communicator. Throws CollectiveFailure (kConfiguration) where there is not so much.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
   // The wire for requests with Wire::kDefault. The same on all ranks, and not kDefault.
   virtual void set_wire(Wire wire) = 0;
   virtual Wire wire() const = 0;
@@ -166,6 +171,6 @@ class PYCOLLECTIVE_PUBLIC Collectives {
 };
 
 // Name of the capsule that carries a `std::shared_ptr<Collectives>*` from the binding to the shim.
-constexpr const char* kCapsuleName = "pycollective.Collectives.v1";
+constexpr const char* kCapsuleName = "pycollective.Collectives.v2";
 
 }  // namespace pycollective

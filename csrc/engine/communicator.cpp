@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -180,6 +181,28 @@ std::shared_ptr<Work> Communicator::issue(Task& task, std::function<void(const F
   return pending;
 }
 
+std::shared_ptr<std::byte> Communicator::allocate(std::size_t bytes) {
+  const auto refuse = [this](const std::string& why) {
+    throw CollectiveFailure(
+        Failure::of_no_operation(FailureKind::kConfiguration, rank(), "empty refused: " + why));
+  };
+  if (forked()) refuse("this process is a fork of the one that made the communicator");
+  if (closed()) refuse("this communicator is closed");
+  // All that is left may be one rank's, but those of a host mostly ask at the same time. So what is
+  // there for one is looked at first, and before each piece what is there for all.
+  const auto check = [this](std::size_t piece, int ranks) {
+    if (memory_check_) memory_check_("empty", piece, ranks);
+  };
+  check(bytes, 1);
+  try {
+    return group_->node().arrays().allocate(
+        bytes, [&](std::size_t piece) { check(piece, group_->size()); });
+  } catch (const std::system_error& error) {
+    refuse(error.what());
+    throw;
+  }
+}
+
 // Filling in what a request leaves open.
 
 const std::shared_ptr<const Program>& Communicator::direct_paths() {
@@ -262,7 +285,7 @@ void Communicator::require_channel_memory(const Request& request) {
       if (each != group_->me()) add(each);
   }
   if (first.empty()) return;
-  memory_check_(request.kind, first.size() * kChannelBuffer,
+  memory_check_(name_of(request.kind), first.size() * kChannelBuffer,
                 static_cast<int>(group_->world().local_ranks.size()));
   for (Outgoing* each : first) each->has_memory.store(true, std::memory_order_relaxed);
 }

@@ -45,6 +45,7 @@ class Communicator final : public Collectives,
   std::shared_ptr<Work> submit(const Request& request,
                                std::function<void(const Failure*)> on_done) override;
   bool wants_keep() const override { return group_->messenger() != nullptr; }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   void set_wire(Wire wire) override { wire_ = wire; }
   Wire wire() const override { return wire_; }
   double timeout() const override { return timeout_; }
@@ -65,9 +66,9 @@ class Communicator final : public Collectives,
   static const std::shared_ptr<const Program>& direct_paths();
 
   // Throws CollectiveFailure (kConfiguration) unless each of `ranks` may commit so many bytes of
-  // shared memory: Linux would kill a process that touched memory it does not have. Set before
-  // the first call; without it nothing is checked.
-  using MemoryCheck = std::function<void(OpKind, std::size_t bytes, int ranks)>;
+  // shared memory: Linux would kill a process that touched memory it does not have. `call` is what
+  // needs them. Set before the first call; without it nothing is checked.
+  using MemoryCheck = std::function<void(const char* call, std::size_t bytes, int ranks)>;
   void set_memory_check(MemoryCheck check) { memory_check_ = std::move(check); }
 
   // From then on GPU kernels carry out calls on arrays of its GPU. Called at most once, before any

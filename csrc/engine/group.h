@@ -101,6 +101,10 @@ class Group {
   std::byte* segment_of(Member member, std::size_t offset) const {
     return members_[member.at()]->segment().at(offset);
   }
+  // See Segment::array_at.
+  std::byte* find_array(Member member, std::uint64_t offset, std::size_t bytes) const {
+    return members_[member.at()]->segment().array_at(offset, bytes);
+  }
   // Memory for an own channel, freed with the mailbox.
   std::size_t allocate_channel_buffer(std::size_t bytes);
 

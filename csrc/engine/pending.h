@@ -16,6 +16,7 @@
 #include "engine/operations/one_shot.h"
 #include "engine/operations/point_to_point.h"
 #include "engine/operations/scheduled.h"
+#include "engine/operations/shared_reduce.h"
 #include "engine/operations/single_copy.h"
 #include "engine/operations/two_shot.h"
 #include "engine/watch.h"
@@ -37,6 +38,8 @@ class AnyOperation {
       throw std::logic_error("an operation between hosts has no program");
     if (SingleCopy::fits(group, request)) return made_.emplace<SingleCopy>(group, task, sequence);
     if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, task, sequence);
+    if (SharedReduce::serves(group, request))
+      return made_.emplace<SharedReduce>(group, task, sequence);
     return made_.emplace<TwoShot>(group, task, sequence);
   }
   // Destroys the operation; the group may go afterwards.
@@ -51,7 +54,7 @@ class AnyOperation {
     return made_.emplace<Receive>(group, task, sequence);
   }
 
-  std::variant<std::monostate, OneShot, TwoShot, SingleCopy, Scheduled, Send, Receive,
+  std::variant<std::monostate, OneShot, TwoShot, SingleCopy, SharedReduce, Scheduled, Send, Receive,
                InternodePair, ReceiveAny, AllToAllV, Staged, OnDevice>
       made_;
 };

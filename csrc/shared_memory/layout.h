@@ -3,6 +3,7 @@
 // Each process owns one segment. A group of n members, the ranks of one host, has one mailbox in
 // each member's segment. A member writes its own mailbox and reads its peers'; the few words that
 // peers write are marked. The data area behind it is written by all, as each operation says.
+// Behind the mailboxes a segment has regions for the users' arrays (array_heap.h).
 // A flag is stored with release order after the data that it announces. Small data share the flag's
 // cache line, so one line brings both to each reader.
 #pragma once
@@ -67,6 +68,7 @@ constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kChunkSlots = 3;  // chunks of an execution plan under way at once
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
+constexpr std::size_t kMostRegions = 32;                       // of arrays
 constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0006;    // last digits: layout version
 
 using Mask = std::uint64_t;  // bit m: member m
@@ -79,7 +81,12 @@ struct SegmentHeader {
   std::uint64_t address;            // where its process has mapped this header
   std::atomic<std::uint32_t> gone;  // 1 once its process has stopped using it, and may live on
   alignas(kLine) std::atomic<std::uint32_t> doorbell;  // futex; peers add 1, then wake
+  // Where the regions of arrays (Segment::array_at) end in the file: each begins where the one
+  // before it ends, the first behind the mailboxes. 0: not there yet. The owner adds regions, and
+  // takes none away.
+  alignas(kLine) std::atomic<std::uint64_t> region_ends[kMostRegions];
 };
+static_assert(sizeof(SegmentHeader) <= kPage);
 
 // All of a call that ranks must agree on (engine/operations/arrival.h).
 struct CallSignature {

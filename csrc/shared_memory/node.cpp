@@ -14,33 +14,6 @@
 
 namespace pycollective {
 
-std::optional<std::size_t> Arena::take(std::size_t bytes) {
-  for (auto it = free_.begin(); it != free_.end(); ++it) {
-    const auto [offset, available] = *it;
-    if (available < bytes) continue;
-    free_.erase(it);
-    if (available > bytes) free_[offset + bytes] = available - bytes;
-    return offset;
-  }
-  return std::nullopt;
-}
-
-void Arena::give_back(std::size_t offset, std::size_t bytes) {
-  auto next = free_.lower_bound(offset);
-  if (next != free_.end() && offset + bytes == next->first) {
-    bytes += next->second;
-    next = free_.erase(next);
-  }
-  if (next != free_.begin()) {
-    auto previous = std::prev(next);
-    if (previous->first + previous->second == offset) {
-      previous->second += bytes;
-      return;
-    }
-  }
-  free_[offset] = bytes;
-}
-
 namespace {
 
 // Groups on one host and groups with ranks on others have a budget each. The data areas of a
@@ -57,8 +30,6 @@ constexpr std::size_t kUsefulDataPerMember = std::size_t{448} << 10;
 // Between hosts: three slots of parts of a megabyte.
 constexpr std::size_t kInternodeDataBudget = std::size_t{48} << 20;
 constexpr std::size_t kMostInternodeData = std::size_t{4} << 20;
-
-std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 std::size_t data_bytes_for(int members, bool internode, std::size_t committed) {
   const std::size_t budget = internode ? kInternodeDataBudget : kDataBudget;
@@ -103,7 +74,10 @@ Node::Mappings& Node::mappings() {
   return *mappings;
 }
 
-Node::Node() : own_(std::make_shared<Peer>(Segment::create(), 0)), arena_(kPage, kSegmentBytes) {
+Node::Node()
+    : own_(std::make_shared<Peer>(Segment::create(), 0)),
+      arrays_(std::make_shared<ArrayHeap>(own_->shared_segment())) {
+  arena_.give_back(kPage, kSegmentBytes - kPage);
   peers_[token()] = own_;
 }
 

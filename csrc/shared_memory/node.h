@@ -13,23 +13,13 @@
 #include <vector>
 
 #include "per_process.h"
+#include "shared_memory/arena.h"
+#include "shared_memory/array_heap.h"
 #include "shared_memory/layout.h"
 #include "shared_memory/segment.h"
 
 namespace pycollective {
 
-// Hands out page-aligned ranges of a segment, first fit. Not thread-safe.
-class Arena {
- public:
-  Arena(std::size_t begin, std::size_t end) { free_[begin] = end - begin; }
-
-  // `bytes` is a multiple of the page size. Nothing where no range is large enough.
-  std::optional<std::size_t> take(std::size_t bytes);
-  void give_back(std::size_t offset, std::size_t bytes);
-
- private:
-  std::map<std::size_t, std::size_t> free_;  // offset -> bytes, never adjacent
-};
 
 // The part of an own segment that a group uses: header, channels, data area.
 struct MailboxRange {
@@ -65,6 +55,9 @@ class Node {
   int fd() const { return own_->segment().fd(); }
   const std::shared_ptr<Peer>& own() const { return own_; }
   bool forked() const { return guard_.forked(); }
+
+  // For arrays that peers read in place.
+  ArrayHeap& arrays() const { return *arrays_; }
 
   // Throws std::invalid_argument or std::system_error; see Segment::attach and Peer.
   void attach(const Token& token, int fd, pid_t pid);
@@ -119,6 +112,7 @@ class Node {
   void forget_gone_peers();
 
   std::shared_ptr<Peer> own_;
+  std::shared_ptr<ArrayHeap> arrays_;
   ForkGuard guard_;
   mutable std::mutex mutex_;
   Arena arena_;

@@ -30,17 +30,17 @@ namespace {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// The descriptors of this process's own segments. A forked child closes them as it begins: a child
-// that lives on would keep the memory of a dead rank. (Close-on-exec is not enough: data-loading
-// workers are forks that execute nothing.)
-class OwnDescriptors {
+// The descriptors of segments. A forked child closes them as it begins: a child that lives on would
+// keep the memory of a dead rank. (Close-on-exec is not enough: data-loading workers are forks that
+// execute nothing.)
+class Descriptors {
  public:
   static int open() {
-    const std::lock_guard lock(all().mutex_);
-    const int fd = memfd_create("pycollective", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0) throw_errno("memfd_create");
-    all().open_.push_back(fd);
-    return fd;
+    return add("memfd_create",
+               [] { return memfd_create("pycollective", MFD_CLOEXEC | MFD_ALLOW_SEALING); });
+  }
+  static int duplicate(int fd) {
+    return add("duplicating a descriptor", [fd] { return fcntl(fd, F_DUPFD_CLOEXEC, 0); });
   }
 
   static void close(int fd) {
@@ -54,9 +54,18 @@ class OwnDescriptors {
   std::mutex mutex_;
   std::vector<int> open_;
 
+  template <class Make>
+  static int add(const char* what, const Make& make) {
+    const std::lock_guard lock(all().mutex_);
+    all().open_.reserve(all().open_.size() + 1);
+    const int fd = make();
+    if (fd < 0) throw_errno(what);
+    all().open_.push_back(fd);
+    return fd;
+  }
   // Never destroyed: segments may end after all else.
-  static OwnDescriptors& all() {
-    static auto* const made = new OwnDescriptors;
+  static Descriptors& all() {
+    static auto* const made = new Descriptors;
     return *made;
   }
   // No fork begins while the list changes.
@@ -69,22 +78,36 @@ class OwnDescriptors {
                      });
 };
 
-std::byte* map_whole(int fd) {
-  void* base = mmap(nullptr, kSegmentBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) throw_errno("mmap of a shared-memory segment");
+// MAP_FAILED, with errno, if it cannot be.
+void* try_map(int fd, std::size_t offset, std::size_t bytes, int protection) {
+  void* base = mmap(nullptr, bytes, protection, MAP_SHARED, fd, static_cast<off_t>(offset));
   // A forked child must not be able to write into the parent's collectives.
-  madvise(base, kSegmentBytes, MADV_DONTFORK);
+  if (base != MAP_FAILED) madvise(base, bytes, MADV_DONTFORK);
+  return base;
+}
+
+std::byte* map_mailboxes(int fd) {
+  void* base = try_map(fd, 0, kSegmentBytes, PROT_READ | PROT_WRITE);
+  if (base == MAP_FAILED) throw_errno("mmap of a shared-memory segment");
   return static_cast<std::byte*>(base);
 }
+
+bool reaches(int fd, std::size_t end) {
+  struct stat status;
+  return fstat(fd, &status) == 0 && static_cast<std::size_t>(status.st_size) >= end;
+}
+
+constexpr std::size_t kSmallestRegion = std::size_t{64} << 20;
+constexpr std::size_t kLargestRegion = std::size_t{1} << 45;  // more cannot be addressed
 
 }  // namespace
 
 std::shared_ptr<Segment> Segment::create() {
-  const int fd = OwnDescriptors::open();
+  const int fd = Descriptors::open();
   if (ftruncate(fd, kSegmentBytes) != 0 ||
-      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
     const int error = errno;
-    OwnDescriptors::close(fd);
+    Descriptors::close(fd);
     throw std::system_error(error, std::generic_category(), "sealing a shared-memory segment");
   }
   Token token;
@@ -92,12 +115,12 @@ std::shared_ptr<Segment> Segment::create() {
   try {
     if (getrandom(token.data(), sizeof(token), 0) != static_cast<ssize_t>(sizeof(token)))
       throw_errno("getrandom");
-    base = map_whole(fd);
+    base = map_mailboxes(fd);
   } catch (...) {
-    OwnDescriptors::close(fd);
+    Descriptors::close(fd);
     throw;
   }
-  std::shared_ptr<Segment> segment(new Segment(base, fd, token));
+  std::shared_ptr<Segment> segment(new Segment(base, fd, token, true));
   segment->commit(0, kPage);
   auto* header = new (base) SegmentHeader();
   header->token[0] = token[0];
@@ -109,11 +132,17 @@ std::shared_ptr<Segment> Segment::create() {
 
 std::shared_ptr<Segment> Segment::attach(int fd, const Token& token) {
   const int seals = fcntl(fd, F_GET_SEALS);
-  struct stat status;
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &status) != 0 ||
-      static_cast<std::size_t>(status.st_size) != kSegmentBytes)
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || !reaches(fd, kSegmentBytes))
     throw std::invalid_argument("the peer's file is not a sealed pycollective segment");
-  std::shared_ptr<Segment> segment(new Segment(map_whole(fd), -1, token));
+  const int kept = Descriptors::duplicate(fd);
+  std::byte* base = nullptr;
+  try {
+    base = map_mailboxes(kept);
+  } catch (...) {
+    Descriptors::close(kept);
+    throw;
+  }
+  std::shared_ptr<Segment> segment(new Segment(base, kept, token, false));
   const SegmentHeader& header = segment->header();
   if (header.magic != kSegmentMagic || header.token[0] != token[0] || header.token[1] != token[1])
     throw std::invalid_argument(
@@ -123,20 +152,99 @@ std::shared_ptr<Segment> Segment::attach(int fd, const Token& token) {
 }
 
 Segment::~Segment() {
-  // In a forked child the range is not mapped and the descriptor is closed: both may be used for
+  // In a forked child the ranges are not mapped and the descriptor is closed: all may be used for
   // something else.
   if (guard_.forked()) return;
   munmap(base_, kSegmentBytes);
-  if (fd_ >= 0) OwnDescriptors::close(fd_);
+  for (const MappedRegion& each : regions_)
+    if (std::byte* base = each.base) munmap(base, each.range.end - each.range.begin);
+  Descriptors::close(fd_);
+}
+
+bool Segment::allocate(std::size_t offset, std::size_t bytes) {
+  // A signal may interrupt it at any page; the next call goes on from there.
+  while (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
+    if (errno != EINTR) return false;
+  return true;
 }
 
 void Segment::commit(std::size_t offset, std::size_t bytes) {
-  // A signal may interrupt it at any page; the next call goes on from there.
-  while (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
-    if (errno != EINTR) throw_errno("committing shared memory");
+  if (!allocate(offset, bytes)) throw_errno("committing shared memory");
   // The first touch decides the NUMA node and takes the page faults now, not in a collective.
   for (std::size_t i = 0; i < bytes; i += kPage)
     reinterpret_cast<std::atomic<std::uint8_t>*>(base_ + offset + i)->fetch_or(0);
+}
+
+Segment::Region Segment::add_region(std::size_t bytes) {
+  std::size_t number = 0;
+  while (number < kMostRegions && regions_[number].base != nullptr) ++number;
+  const std::size_t begin = number == 0 ? kSegmentBytes : regions_[number - 1].range.end;
+  // Addresses may be limited (ulimit -v), and so may files (ulimit -f).
+  for (const std::size_t size :
+       {std::max({bytes, kSmallestRegion, begin - kSegmentBytes}), bytes}) {
+    if (number == kMostRegions || bytes > kLargestRegion) break;
+    if (!reaches(fd_, begin + size) && ftruncate(fd_, static_cast<off_t>(begin + size)) != 0)
+      continue;
+    void* const base = try_map(fd_, begin, size, PROT_READ | PROT_WRITE);
+    if (base == MAP_FAILED) continue;
+    MappedRegion& made = regions_[number];
+    made.range = {begin, begin + size};
+    made.base.store(static_cast<std::byte*>(base), std::memory_order_release);
+    header().region_ends[number].store(made.range.end, std::memory_order_release);
+    return made.range;
+  }
+  throw std::system_error(std::make_error_code(std::errc::not_enough_memory),
+                          "this process has no addresses left for " + std::to_string(bytes) +
+                              " bytes of shared memory (ulimit -v and -f may limit them)");
+}
+
+std::byte* Segment::map_region(std::size_t number) {
+  if (own_) return nullptr;
+  const std::lock_guard lock(mapping_);
+  MappedRegion& region = regions_[number];
+  if (std::byte* base = region.base) return base;
+  const std::size_t begin = number == 0 ? kSegmentBytes : regions_[number - 1].range.end;
+  const std::size_t end = header().region_ends[number].load(std::memory_order_acquire);
+  if (end <= begin || end % kPage != 0 || !reaches(fd_, end)) return nullptr;
+  void* const base = try_map(fd_, begin, end - begin, PROT_READ);
+  if (base == MAP_FAILED) throw_errno("mmap of a peer's arrays");
+  region.range = {begin, end};
+  region.base.store(static_cast<std::byte*>(base), std::memory_order_release);
+  return region.base;
+}
+
+std::byte* Segment::array_at(std::uint64_t offset, std::size_t bytes) {
+  for (std::size_t number = 0; number < kMostRegions; ++number) {
+    std::byte* base = regions_[number].base.load(std::memory_order_acquire);
+    if (base == nullptr) base = map_region(number);
+    if (base == nullptr) return nullptr;
+    const Region& range = regions_[number].range;
+    if (offset < range.begin) return nullptr;
+    if (offset < range.end)
+      return bytes <= range.end - offset ? base + (offset - range.begin) : nullptr;
+  }
+  return nullptr;
+}
+
+std::optional<std::uint64_t> Segment::array_offset(const void* memory, std::size_t bytes) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  for (const MappedRegion& each : regions_) {
+    const auto base = reinterpret_cast<std::uintptr_t>(each.base.load(std::memory_order_acquire));
+    if (base == 0) return std::nullopt;
+    const std::size_t size = each.range.end - each.range.begin;
+    if (address >= base && address - base < size && bytes <= size - (address - base))
+      return each.range.begin + (address - base);
+  }
+  return std::nullopt;
+}
+
+void Segment::commit_array(std::size_t offset, std::size_t bytes) {
+  if (!allocate(offset, bytes)) throw_errno("committing shared memory");
+}
+
+void Segment::free_array(std::size_t offset, std::size_t bytes) {
+  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(bytes));
 }
 
 Peer::Peer(std::shared_ptr<Segment> segment, pid_t pid) : segment_(std::move(segment)), pid_(pid) {

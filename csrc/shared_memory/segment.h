@@ -1,4 +1,8 @@
-// One process's shared memory: a sealed, sparse memfd, mapped whole, committed piece by piece.
+// One process's shared memory: a sealed, sparse memfd, committed piece by piece.
+//
+// Its first kSegmentBytes, which are for mailboxes, are always mapped. Behind them there are as
+// many regions for arrays as the owner has added. A peer maps a region when it first reads there,
+// so arrays cost nothing where nobody asks for them.
 //
 // It has no name in any file system, so nothing can leak or go stale: Linux frees the memory
 // with the last mapping and descriptor, however the processes end.
@@ -7,9 +11,12 @@
 #include <sys/types.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 
 #include "per_process.h"
@@ -39,18 +46,49 @@ class Segment {
   std::byte* at(std::size_t offset) const { return base_ + offset; }
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
   const Token& token() const { return token_; }
-  int fd() const { return guard_.forked() ? -1 : fd_; }  // -1 for a peer's, and in a fork
+  // Of the own segment; -1 for a peer's, and in a fork.
+  int fd() const { return !own_ || guard_.forked() ? -1 : fd_; }
 
   // Commits a range of the own segment; this thread touches it. Throws std::system_error.
   void commit(std::size_t offset, std::size_t bytes);
 
+  // Regions of arrays. Thread-safe.
+  struct Region {
+    std::size_t begin;  // in the file
+    std::size_t end;
+  };
+  // Adds a region of at least `bytes` to the own segment: of as many as there are in all, if that
+  // can be, so that there are few. One thread at a time. Throws std::system_error.
+  Region add_region(std::size_t bytes);
+  // Allocates a range of a region's memory, on this thread's NUMA node. Throws std::system_error.
+  void commit_array(std::size_t offset, std::size_t bytes);
+  // Gives the memory of a range back to Linux; the range can be committed again.
+  void free_array(std::size_t offset, std::size_t bytes);
+  // Where a range of the file lies in this process; null unless it lies in one region. Any numbers
+  // are safe, since a peer may have written them. Throws std::system_error where a peer's region
+  // cannot be mapped.
+  std::byte* array_at(std::uint64_t offset, std::size_t bytes);
+  // Where in the file a range of this process's memory lies; nothing unless it lies in one region.
+  std::optional<std::uint64_t> array_offset(const void* memory, std::size_t bytes) const;
+
  private:
-  Segment(std::byte* base, int fd, const Token& token) : base_(base), fd_(fd), token_(token) {}
+  Segment(std::byte* base, int fd, const Token& token, bool own)
+      : base_(base), fd_(fd), token_(token), own_(own) {}
+  std::byte* map_region(std::size_t number);
+  bool allocate(std::size_t offset, std::size_t bytes);
 
   std::byte* base_;
   int fd_;
   Token token_;
+  bool own_;
   ForkGuard guard_;
+  // The mapped regions, in order. A base is stored after its range.
+  struct MappedRegion {
+    std::atomic<std::byte*> base{nullptr};
+    Region range{};
+  };
+  std::array<MappedRegion, kMostRegions> regions_;
+  std::mutex mapping_;
 };
 
 // Whether other processes could read these bytes of this one (not none), by their first and last.
@@ -85,6 +123,7 @@ class Peer {
   Peer& operator=(const Peer&) = delete;
 
   Segment& segment() const { return *segment_; }
+  const std::shared_ptr<Segment>& shared_segment() const { return segment_; }
   pid_t pid() const { return pid_; }
   // Asks a pidfd. (Forked children would hold a socket open, and a pid alone may be another process
   // by now.)

@@ -1,0 +1,285 @@
+// Arrays that peers read in place: their memory, and the operations on them.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "shared_memory/array_heap.h"
+#include "tests/calls.h"
+#include "tests/check.h"
+#include "tests/thread_ranks.h"
+
+using namespace pycollective;
+using namespace pycollective::testing;
+
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+void allow(std::size_t) {}
+
+// Bytes of a segment that Linux holds.
+std::size_t committed(const Segment& segment) {
+  struct stat status{};
+  CHECK(fstat(segment.fd(), &status) == 0);
+  return static_cast<std::size_t>(status.st_blocks) * 512;
+}
+
+void memory_is_committed_and_freed_with_the_last_share() {
+  const auto segment = Segment::create();
+  const auto heap = std::make_shared<ArrayHeap>(segment);
+  const std::size_t before = committed(*segment);
+  auto one = heap->allocate(40 * kMiB, allow);
+  const auto other = heap->allocate(1, allow);
+  CHECK(committed(*segment) >= before + 40 * kMiB);
+  CHECK(reinterpret_cast<std::uintptr_t>(one.get()) % kPage == 0);
+  const auto share = one;
+  const std::byte* const at = one.get();
+  one.reset();
+  CHECK(committed(*segment) >= before + 40 * kMiB);
+  const_cast<std::shared_ptr<std::byte>&>(share).reset();
+  CHECK(committed(*segment) <= before + 2 * kPage);
+  // The same place serves again, the other array's does not.
+  *other = std::byte{7};
+  one = heap->allocate(40 * kMiB, allow);
+  CHECK(one.get() == at);
+  std::memset(one.get(), 1, 40 * kMiB);
+  CHECK(*other == std::byte{7});
+}
+
+// Regions are few although each is as large as what needs it.
+void large_arrays_add_regions() {
+  const auto segment = Segment::create();
+  const auto heap = std::make_shared<ArrayHeap>(segment);
+  std::vector<std::shared_ptr<std::byte>> all;
+  for (int i = 0; i < 40; ++i) {
+    all.push_back(heap->allocate(30 * kMiB, allow));
+    std::memset(all.back().get(), i, kPage);
+    all.back().get()[30 * kMiB - 1] = std::byte(i);
+    segment->free_array(*segment->array_offset(all.back().get() + kPage, 1), 29 * kMiB);
+  }
+  int regions = 0;
+  for (const auto& end : segment->header().region_ends) regions += end != 0 ? 1 : 0;
+  CHECK(regions <= 6);
+  for (int i = 0; i < 40; ++i)
+    CHECK(all[i].get()[5] == std::byte(i) && all[i].get()[30 * kMiB - 1] == std::byte(i));
+}
+
+void an_allocation_that_is_refused_leaves_nothing() {
+  const auto segment = Segment::create();
+  const auto heap = std::make_shared<ArrayHeap>(segment);
+  const std::size_t before = committed(*segment);
+  int pieces = 0;
+  const auto refuse_third = [&](std::size_t) {
+    if (++pieces == 3) throw std::runtime_error("no more");
+  };
+  try {
+    heap->allocate(200 * kMiB, refuse_third);
+    CHECK(false);
+  } catch (const std::runtime_error&) {
+  }
+  CHECK(pieces == 3 && committed(*segment) <= before + kPage);
+  try {
+    heap->allocate(std::size_t{1} << 60, allow);
+    CHECK(false);
+  } catch (const std::system_error& error) {
+    CHECK(contains(error.what(), "no addresses left"));
+  }
+  CHECK(heap->allocate(kMiB, allow) != nullptr);
+}
+
+// A mapping of its own, as another process has it.
+void a_peer_maps_what_is_there_and_nothing_else() {
+  const auto own = Segment::create();
+  const auto peer = Segment::attach(own->fd(), own->token());
+  CHECK(peer->array_at(kSegmentBytes, 1) == nullptr);
+  const auto heap = std::make_shared<ArrayHeap>(own);
+  const auto small = heap->allocate(kMiB, allow);
+  const auto large = heap->allocate(300 * kMiB, allow);
+  for (const auto& [array, bytes] : {std::pair{small, kMiB}, std::pair{large, 300 * kMiB}}) {
+    array.get()[bytes - 1] = std::byte{42};
+    const auto offset = own->array_offset(array.get(), bytes);
+    CHECK(offset && own->array_at(*offset, bytes) == array.get());
+    const std::byte* seen = peer->array_at(*offset, bytes);
+    CHECK(seen != nullptr && seen != array.get() && seen[bytes - 1] == std::byte{42});
+  }
+  std::vector<std::byte> elsewhere(10);
+  CHECK(!own->array_offset(elsewhere.data(), 10));
+  CHECK(!own->array_offset(small.get(), 64 * kMiB));  // beyond its region
+  std::uint64_t end = 0;
+  for (const auto& each : own->header().region_ends) end = std::max<std::uint64_t>(end, each);
+  for (const std::uint64_t offset : {std::uint64_t{0}, std::uint64_t{kPage}, end, end - kPage,
+                                     ~std::uint64_t{0}, std::uint64_t{1} << 62})
+    CHECK(peer->array_at(offset, 2 * kPage) == nullptr);
+  CHECK(peer->array_at(kSegmentBytes, ~std::size_t{0}) == nullptr);
+}
+
+// What a peer writes of its regions may be anything.
+void a_forged_region_is_not_mapped() {
+  for (const std::uint64_t end :
+       {std::uint64_t{kPage}, std::uint64_t{kSegmentBytes}, kSegmentBytes + kPage,
+        kSegmentBytes + kPage + 1, std::uint64_t{1} << 50, ~std::uint64_t{0}}) {
+    const auto own = Segment::create();
+    const auto peer = Segment::attach(own->fd(), own->token());
+    own->header().region_ends[0] = end;
+    CHECK(peer->array_at(kSegmentBytes, 1) == nullptr);
+  }
+}
+
+void a_forked_child_keeps_and_frees_nothing() {
+  const auto own = Segment::create();
+  const auto peer = Segment::attach(own->fd(), own->token());
+  const auto heap = std::make_shared<ArrayHeap>(own);
+  auto array = heap->allocate(kMiB, allow);
+  *array = std::byte{9};
+  const std::uint64_t offset = *own->array_offset(array.get(), 1);
+  CHECK(*peer->array_at(offset, 1) == std::byte{9});
+  const pid_t child = fork();
+  if (child == 0) {
+    array.reset();  // the parent's: nothing is unmapped or punched
+    int kept = 0;
+    char target[64] = {};
+    for (int fd = 3; fd < 256; ++fd) {
+      const std::string link = "/proc/self/fd/" + std::to_string(fd);
+      const ssize_t length = readlink(link.c_str(), target, sizeof(target) - 1);
+      kept += length > 0 && contains(std::string(target, length), "memfd:pycollective") ? 1 : 0;
+    }
+    _exit(kept);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(*array == std::byte{9});
+}
+
+// Ranks with an array each.
+struct Arrays {
+  explicit Arrays(const ThreadGroup& group, std::size_t bytes) {
+    for (int r = 0; r < group.size(); ++r) all.push_back(group[r]->allocate(bytes));
+  }
+  float* operator[](int rank) const {
+    return reinterpret_cast<float*>(all[static_cast<std::size_t>(rank)].get());
+  }
+  std::vector<std::shared_ptr<std::byte>> all;
+};
+
+float value(int rank, std::size_t i) { return static_cast<float>(rank * 31 + 1 + i % 1009); }
+
+float sum_of(int ranks, std::size_t i) {
+  float sum = 0;
+  for (int r = 0; r < ranks; ++r) sum += value(r, i);
+  return sum;
+}
+
+Request call(OpKind kind, std::size_t count, const float* input, float* output) {
+  Request request;
+  request.kind = kind;
+  request.dtype = Dtype::kFloat32;
+  request.count = count;
+  request.input = input;
+  request.output = output;
+  return request;
+}
+
+#if defined(__SANITIZE_THREAD__)
+const std::vector<std::size_t> kCounts = {20011, 70001};
+#else
+const std::vector<std::size_t> kCounts = {20011, 70001, 300007, 2000003};
+#endif
+
+// `own`: a rank whose array is its own memory; all then go another way. -1: none.
+void all_reduces(int ranks, int own) {
+  const ThreadGroup group(ranks);
+  const Arrays arrays(group, 2100000 * sizeof(float));
+  group.run([&](int r) {
+    std::vector<float> mine(own == r ? 2100000 : 0);
+    for (const std::size_t count : kCounts)
+      for (const std::size_t skip : {0, 16, 3}) {
+        float* x = (own == r ? mine.data() : arrays[r]) + skip;
+        for (std::size_t i = 0; i < count; ++i) x[i] = value(r, i);
+        x[count] = -1;
+        group[r]->run(call(OpKind::kAllReduce, count, x, x), {});
+        for (std::size_t i = 0; i < count; ++i) CHECK(x[i] == sum_of(ranks, i));
+        CHECK(x[count] == -1);
+      }
+  });
+}
+
+// The input stays; the result goes to memory of any kind, or to the own shard of the input.
+void reduce_scatters(int ranks, int own) {
+  const ThreadGroup group(ranks);
+  constexpr std::size_t kMost = 400000;
+  const Arrays arrays(group, kMost * static_cast<std::size_t>(ranks) * sizeof(float));
+  group.run([&](int r) {
+    for (const std::size_t count : {std::size_t{20011}, kMost})
+      for (const bool in_place : {false, true}) {
+        const std::size_t total = count * static_cast<std::size_t>(ranks);
+        std::vector<float> mine(own == r ? total : 0);
+        float* x = own == r ? mine.data() : arrays[r];
+        for (std::size_t i = 0; i < total; ++i) x[i] = value(r, i);
+        std::vector<float> out(count);
+        const std::size_t begin = count * static_cast<std::size_t>(r);
+        float* y = in_place ? x + begin : out.data();
+        group[r]->run(call(OpKind::kReduceScatter, count, x, y), {});
+        for (std::size_t i = 0; i < count; ++i) CHECK(y[i] == sum_of(ranks, begin + i));
+        for (std::size_t i = 0; i < total; ++i)
+          CHECK((in_place && i - begin < count) || x[i] == value(r, i));
+      }
+  });
+}
+
+// Peers could not fetch it from where the leaves are.
+void a_result_elsewhere() {
+  const ThreadGroup group(2);
+  constexpr std::size_t kCount = 300000;
+  const Arrays arrays(group, 2 * kCount * sizeof(float));
+  group.run([&](int r) {
+    float* x = arrays[r];
+    float* y = x + kCount;
+    for (std::size_t i = 0; i < kCount; ++i) x[i] = value(r, i);
+    group[r]->run(call(OpKind::kAllReduce, kCount, x, y), {});
+    for (std::size_t i = 0; i < kCount; ++i) CHECK(y[i] == sum_of(2, i) && x[i] == value(r, i));
+  });
+}
+
+// An offset that leads nowhere ends the call on all ranks, and no rank reads there.
+void a_forged_offset_is_a_failure() {
+  const ThreadGroup group(2);
+  const Arrays arrays(group, 2 * kMiB);
+  Mailbox& mailbox = group[1]->group().own();
+  group.run([&](int r) {
+    const Request request = call(OpKind::kAllReduce, kMiB / 8, arrays[r], arrays[r]);
+    if (r == 0) {
+      await([&] { return mailbox.arrival[1].sequence == 1; });
+      mailbox.arrival[1].input = std::uint64_t{1} << 63 | std::uint64_t{1} << 50;
+    }
+    const Failure failure = failure_of([&] { group[r]->run(request, {}); });
+    CHECK(failure.kind == FailureKind::kAborted);
+    CHECK(contains(failure.message, "does not lie in its shared memory"));
+  });
+}
+
+}  // namespace
+
+int main() {
+  memory_is_committed_and_freed_with_the_last_share();
+  large_arrays_add_regions();
+  an_allocation_that_is_refused_leaves_nothing();
+  a_peer_maps_what_is_there_and_nothing_else();
+  a_forged_region_is_not_mapped();
+  a_forked_child_keeps_and_frees_nothing();
+  for (const int ranks : {2, 3, 5})
+    for (const int own : {-1, 1}) {
+      all_reduces(ranks, own);
+      reduce_scatters(ranks, own);
+    }
+  a_result_elsewhere();
+  a_forged_offset_is_a_failure();
+  std::puts("shared arrays: passed");
+}
