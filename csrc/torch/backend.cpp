@@ -76,6 +76,20 @@ c10d::ErrorType Backend::getError() {
                                                 : c10d::ErrorType::COMM_ERROR;
 }
 
+bool Backend::supportsTensorAlloc(c10::DeviceIndex device) {
+  return device < 0;  // the CPU, which alone is registered for the backend, has no index
+}
+
+at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(size >= 0, "a tensor cannot have ", size, " elements");
+  TORCH_CHECK_VALUE(options.device().is_cpu(), "pycollective allocates tensors on the CPU, not on ",
+                    options.device());
+  const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+  const std::shared_ptr<std::byte> memory =
+      typed([&](const InterruptHook&) { return collectives_->allocate(bytes); });
+  return at::from_blob(memory.get(), {size}, [memory](void*) {}, options);
+}
+
 void Backend::abort() { collectives_->abort("the process group was aborted"); }
 
 void Backend::shutdown() {

@@ -41,6 +41,11 @@ class Backend final : public c10d::Backend {
   // The Python Communicator. The caller holds the GIL.
   pybind11::object communicator() const { return owner_; }
 
+  // A flat tensor in memory that ranks of this host read in place, for FSDP2's buffers
+  // (FSDPModule.set_allocate_memory_from_process_group_for_comm) and pycollective.torch.empty.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
   // Fails the group on every rank; needs no peer.
   void abort() override;
   // Waits for what was issued and for the callbacks of its futures, then leaves the group.

@@ -4,6 +4,7 @@ import pycollective.torch
 torch.distributed.init_process_group("pycollective")     # then DDP, FSDP2, DTensor as usual
 ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
 pycollective.torch.stats()                               # what was sent to other hosts
+pycollective.torch.empty(1000, dtype=torch.bfloat16)     # a tensor that peers read in place
 
 `pycollective.torch.ordered` gives the same bits over any other backend, and states of compression
 work over any. They need no part compiled for torch.
@@ -39,7 +40,7 @@ except ImportError as error:
     _missing = str(error)
 
     def __getattr__(name: str) -> Any:
-        if name in ("all_reduce_hook", "in_order", "stats"):
+        if name in ("all_reduce_hook", "empty", "in_order", "stats"):
             raise ImportError(_missing)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -49,7 +50,7 @@ except ImportError as error:
     if "pycollective" not in dist.Backend.backend_list:
         dist.Backend.register_backend("pycollective", _refuse, devices=["cpu"])
 else:
-    from pycollective.torch.backend import register, stats
+    from pycollective.torch.backend import empty, register, stats
     from pycollective.torch.hooks import all_reduce_hook, in_order
 
     register()
@@ -62,6 +63,7 @@ __all__ = [
     "all_reduce_hook",
     "compressed_all_reduce",
     "compressed_reduce_scatter",
+    "empty",
     "fsdp_parameters",
     "hold_second_moment",
     "in_order",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,6 +20,8 @@ from pycollective.placement import number_hosts
 # How long a process that ends without destroy_process_group waits for calls that nobody waited for,
 # and for their callbacks: enough for peers that are a little behind, and short for a person.
 _EXIT_GRACE = 5.0
+
+_CPU = torch.device("cpu")
 
 
 def register() -> None:
@@ -75,18 +78,48 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
     Raises:
         ConfigurationError: this process is in no such group, or another backend serves its CPU.
     """
+    return _backend_of(group, "stats").communicator.stats()
+
+
+def empty(
+    *size: int, dtype: torch.dtype | None = None, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """Make a tensor in memory that the other ranks of this host read in place.
+
+    `Communicator.empty` says which calls gain by it, and whose the memory is. FSDP2 takes its
+    buffers from there after ``model.set_allocate_memory_from_process_group_for_comm(True)``.
+
+    Args:
+        size: as `torch.empty` takes it.
+        dtype: of the tensor; None for torch's default.
+        group: of the backend ``pycollective``; None for the default group.
+
+    Returns:
+        A contiguous tensor on the CPU whose values are undefined.
+
+    Raises:
+        ConfigurationError: the host has not so much memory left, this process is in no such group,
+            or another backend serves its CPU.
+    """
+    wanted = torch.get_default_dtype() if dtype is None else dtype
+    flat: torch.Tensor = _backend_of(group, "empty").allocate_tensor(
+        math.prod(size), dtype=wanted, device=_CPU
+    )
+    return flat.view(size)
+
+
+def _backend_of(group: dist.ProcessGroup | None, call: str) -> _torch.Backend:
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):
-        raise ConfigurationError("stats: this process is in no such process group")
-    cpu = torch.device("cpu")
-    served = cpu in group._device_types
-    backend = group._get_backend(cpu) if served else None
+        raise ConfigurationError(f"{call}: this process is in no such process group")
+    backend = group._get_backend(_CPU) if _CPU in group._device_types else None
     if not isinstance(backend, _torch.Backend):
         name = backend.name() if backend is not None else "none"
         raise ConfigurationError(
-            f"stats needs a process group of the backend pycollective for {cpu}, and its is {name}"
+            f"{call} needs a process group of the backend pycollective for {_CPU}, and its is "
+            f"{name}"
         )
-    return backend.communicator.stats()
+    return backend
 
 
 def _let_operations_end() -> None:
