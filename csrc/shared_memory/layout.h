@@ -101,8 +101,7 @@ struct CallSignature {
 struct alignas(kLine) Arrival {
   std::atomic<std::uint64_t> sequence;  // written last
   CallSignature called;
-  std::uint64_t input;  // for a single copy: where the rank's input lies in its process, or a word
-                        // below kPage (engine/operations/single_copy.cpp)
+  std::uint64_t input;  // where that lies (engine/operations/input_place.h)
 };
 
 // A send that waits for its receive. `number` counts the sends of one direction of a pair, from 1.

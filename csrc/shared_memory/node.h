@@ -20,7 +20,6 @@
 
 namespace pycollective {
 
-
 // The part of an own segment that a group uses: header, channels, data area.
 struct MailboxRange {
   std::size_t offset = 0;

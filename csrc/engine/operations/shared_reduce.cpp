@@ -31,14 +31,14 @@ SharedReduce::SharedReduce(Group& group, const Task& task, std::uint64_t sequenc
 std::uint64_t SharedReduce::input_word() const {
   // Peers fetch results where the leaves were.
   const bool in_place = request_.kind != OpKind::kAllReduce || request_.output == request_.input;
-  return in_place ? word_of_array(group_, request_.input, input_bytes()) : kNotShared;
+  return in_place ? place_of(group_, request_.input, input_bytes(), kUnreadable) : kUnreadable;
 }
 
 bool SharedReduce::begin() {
   for (const Member each : group_.members())
     if (!is_in_array(arrival_.input_of(each))) return false;
   for (const Member each : group_.members())
-    inputs_[each.at()] = array_of(group_, each, arrival_.input_of(each), input_bytes());
+    inputs_[each.at()] = find_in_array(group_, each, arrival_.input_of(each), 0, input_bytes());
   return true;
 }
 

@@ -6,15 +6,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "engine/operations/input_place.h"
+#include "engine/operations/one_shot.h"
 #include "engine/watch.h"
 
 namespace pycollective {
 namespace {
-
-// In an arrival line, in place of an address.
-constexpr std::uint64_t kMayNotRead = 0;  // this rank may not read some peer's memory
-constexpr std::uint64_t kUnreadable = 1;  // this call's input cannot be read by others
-constexpr std::uint64_t kNoInput = 2;
 
 // With fewer bytes for a rank, the system calls cost more than a second copy.
 constexpr std::size_t kLeastBytes = std::size_t{16} << 10;
@@ -37,10 +34,9 @@ void copy_from(const Operation& operation, Member member, void* to, std::uint64_
 }
 
 bool SingleCopy::fits(const Group& group, const Request& request) {
-  if (reduces(request.kind) || group.size() == 1 || group.reading() == Group::Reading::kForbidden)
-    return false;
-  const std::size_t bytes = Shards(request, group.size()).longest() * size_of(request.dtype);
-  return bytes >= kLeastBytes && (request.kind != OpKind::kBroadcast || bytes <= kMostOfBroadcast);
+  if (reduces(request.kind) || group.size() == 1) return false;
+  if (group.reading() == Group::Reading::kForbidden && OneShot::fits(group, request)) return false;
+  return Shards(request, group.size()).longest() * size_of(request.dtype) >= kLeastBytes;
 }
 
 SingleCopy::SingleCopy(Group& group, const Task& task, std::uint64_t sequence)
@@ -51,15 +47,21 @@ SingleCopy::SingleCopy(Group& group, const Task& task, std::uint64_t sequence)
       base_(group.own().progress.combined.load(std::memory_order_relaxed)) {}
 
 std::uint64_t SingleCopy::input_word() {
+  bool may_read = group_.reading() != Group::Reading::kForbidden;
   if (group_.reading() == Group::Reading::kUnknown)
-    for (const Member each : group_.members())
-      if (!group_.may_read(each)) return kMayNotRead;
+    for (const Member each : group_.members()) may_read = may_read && group_.may_read(each);
+  return input_place() | (may_read ? 0 : kMayNotRead);
+}
+
+std::uint64_t SingleCopy::input_place() {
   const std::size_t bytes = element_ * elements_of(traits_of(request_.kind).input, request_,
                                                    group_.me().index(), group_.size());
   if (bytes == 0) return kNoInput;
   // In place, what a peer needs would be overwritten by what it gives.
   const bool overwritten = request_.kind == OpKind::kAllToAll && request_.input == request_.output;
-  if (overwritten || !group_.readable().have(request_.input, bytes)) return kUnreadable;
+  if (overwritten) return kUnreadable;
+  const std::uint64_t place = place_of(group_, request_.input, bytes, kUnreadable);
+  if (is_in_array(place) || !group_.readable().have(request_.input, bytes)) return place;
   return reinterpret_cast<std::uintptr_t>(request_.input);
 }
 
@@ -68,12 +70,18 @@ void SingleCopy::start() { arrival_.arrive(input_word()); }
 bool SingleCopy::begin() {
   bool all_may_read = true;
   bool all_readable = true;
+  bool all_mapped = true;
   for (const Member each : group_.members()) {
-    all_may_read &= arrival_.input_of(each) != kMayNotRead;
-    all_readable &= arrival_.input_of(each) != kUnreadable;
+    const std::uint64_t word = arrival_.input_of(each);
+    const std::uint64_t place = word & ~kMayNotRead;
+    all_may_read &= place == word;
+    all_readable &= place != kUnreadable;
+    all_mapped &= place == kNoInput || is_in_array(place);
   }
   group_.set_reading(all_may_read ? Group::Reading::kAllowed : Group::Reading::kForbidden);
-  return all_may_read && all_readable;
+  const bool pays =
+      request_.kind != OpKind::kBroadcast || request_.count * element_ <= kMostOfBroadcast;
+  return all_mapped || (all_may_read && all_readable && pays);
 }
 
 State SingleCopy::advance() {
@@ -125,8 +133,10 @@ void SingleCopy::copy_piece() {
     std::byte* to = static_cast<std::byte*>(request_.output) + part.to + copied_;
     if (from == group_.me()) {
       copy_bytes(to, static_cast<const std::byte*>(request_.input) + part.from + copied_, bytes);
+    } else if (const std::uint64_t word = arrival_.input_of(from); is_in_array(word)) {
+      copy_bytes(to, find_in_array(group_, from, word, part.from + copied_, bytes), bytes);
     } else {
-      copy_from(*this, from, to, arrival_.input_of(from) + part.from + copied_, bytes);
+      copy_from(*this, from, to, word + part.from + copied_, bytes);
     }
   }
   copied_ += bytes;

@@ -2,7 +2,8 @@
 //
 //   start     say where the own input lies in this process; arrive
 //   advance   once all have arrived and agree:
-//     copy      what this rank needs of each peer's input into its output, in pieces
+//     copy      what this rank needs of each peer's input into its output, in pieces: by loads
+//               where it lies in an array that this rank maps (Communicator::allocate)
 //     publish   that this rank has read
 //     wait      until all that read its input have done so, too; then look for failures
 //
@@ -13,7 +14,8 @@
 // then sees no failure has read what the peer gave.
 //
 // If some rank may not read a peer's memory (ptrace scope, seccomp), or an input cannot be read, or
-// is where the output is, all see that in the arrival lines, and all go on as TwoShot.
+// is where the output is, all see that in the arrival lines, and all go on as TwoShot. What all
+// ranks map is read where ptrace is forbidden, too.
 #pragma once
 
 #include <optional>
@@ -57,6 +59,7 @@ class SingleCopy final : public Operation {
   };
 
   std::uint64_t input_word();
+  std::uint64_t input_place();
   bool begin();  // false: not as a single copy
   void copy_piece();
   bool others_have_read() const;
