@@ -210,7 +210,9 @@ class Communicator(_core.Communicator):
         if wanted.name not in DTYPES or not wanted.isnative:
             raise ConfigurationError(f"empty: dtype {wanted} is not one of {', '.join(DTYPES)}")
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        memory = self._allocate(math.prod(sizes) * wanted.itemsize)
+        if any(size < 0 for size in sizes):
+            raise ConfigurationError(f"empty: shape {sizes} has a negative dimension")
+        memory = self._allocate(min(math.prod(sizes) * wanted.itemsize, 2**62))
         return np.ndarray(sizes, wanted, buffer=memory)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:

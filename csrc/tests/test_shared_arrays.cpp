@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
@@ -11,6 +12,8 @@
 #include <system_error>
 #include <vector>
 
+#include "engine/operations/shared_reduce.h"
+#include "engine/watch.h"
 #include "shared_memory/array_heap.h"
 #include "tests/calls.h"
 #include "tests/check.h"
@@ -59,7 +62,7 @@ void large_arrays_add_regions() {
   const auto segment = Segment::create();
   const auto heap = std::make_shared<ArrayHeap>(segment);
   std::vector<std::shared_ptr<std::byte>> all;
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < 24; ++i) {
     all.push_back(heap->allocate(30 * kMiB, allow));
     std::memset(all.back().get(), i, kPage);
     all.back().get()[30 * kMiB - 1] = std::byte(i);
@@ -68,7 +71,7 @@ void large_arrays_add_regions() {
   int regions = 0;
   for (const auto& end : segment->header().region_ends) regions += end != 0 ? 1 : 0;
   CHECK(regions <= 6);
-  for (int i = 0; i < 40; ++i)
+  for (int i = 0; i < 24; ++i)
     CHECK(all[i].get()[5] == std::byte(i) && all[i].get()[30 * kMiB - 1] == std::byte(i));
 }
 
@@ -234,6 +237,104 @@ void reduce_scatters(int ranks, int own) {
   });
 }
 
+// Operations that only move: as single copies by loads if all inputs lie in arrays, also if ptrace
+// is forbidden; else in whatever way serves all.
+void moves(int own, bool forbidden) {
+  constexpr int kRanks = 3;
+  constexpr int kRoot = 1;
+  constexpr std::size_t kCount = 50021;
+  const ThreadGroup group(kRanks);
+  const Arrays arrays(group, kRanks * kCount * sizeof(float));
+  if (forbidden) Inside::refuse_reads(group[0]->group(), Member(2));
+  for (const OpKind kind : {OpKind::kAllGather, OpKind::kBroadcast, OpKind::kGather,
+                            OpKind::kScatter, OpKind::kAllToAll}) {
+    const std::uint64_t before = group[0]->group().own().progress.combined;
+    group.run([&](int r) {
+      const OperationTraits& traits = traits_of(kind);
+      Request request = call(kind, kCount, nullptr, nullptr);
+      request.root = kRoot;
+      const std::size_t given = elements_of(traits.input, request, r, kRanks);
+      std::vector<float> mine(own == r ? given : 0);
+      std::vector<float> out(elements_of(traits.output, request, r, kRanks));
+      float* x = own == r ? mine.data() : arrays[r];
+      for (std::size_t i = 0; i < given; ++i) x[i] = value(r, i);
+      request.input = given != 0 ? x : nullptr;
+      request.output = out.data();
+      group[r]->run(request, {});
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        const int shard = static_cast<int>(i / kCount);
+        const std::size_t mine_begin = static_cast<std::size_t>(r) * kCount;
+        const bool gathers = kind == OpKind::kAllGather || kind == OpKind::kGather;
+        CHECK(out[i] == (gathers                      ? value(shard, i % kCount)
+                         : kind == OpKind::kBroadcast ? value(kRoot, i)
+                         : kind == OpKind::kScatter   ? value(kRoot, mine_begin + i)
+                                                      : value(shard, mine_begin + i % kCount)));
+      }
+    });
+    const bool one_step = group[0]->group().own().progress.combined == before + 1;
+    CHECK(own >= 0 || one_step);
+  }
+}
+
+// One rank's all-reduce, driven step by step by the test's thread.
+struct Driven {
+  Driven(Communicator& comm, float* x, std::size_t count)
+      : request(call(OpKind::kAllReduce, count, x, x)),
+        task(request),
+        operation(comm.group(), task, 1) {
+    operation.start();
+  }
+  void step() {
+    if (done || failure.kind != FailureKind::kNone) return;
+    failure = failure_of([&] {
+      done = operation.advance() == State::kDone;
+      if (!done) Watch::throw_if_failed(operation);
+    });
+  }
+  Request request;
+  Task task;
+  SharedReduce operation;
+  bool done = false;
+  Failure failure;
+};
+
+// A rank ends, well or before some step badly, and its caller changes its array at once: no other
+// rank ever takes what was changed for its result. Returns whether the failing one was still at it.
+bool changes_after_its_end(int ranks, int failing, int when) {
+  constexpr std::size_t kCount = 100'000;
+  const ThreadGroup group(ranks);
+  const Arrays arrays(group, kCount * sizeof(float));
+  std::vector<std::unique_ptr<Driven>> driven;
+  for (int r = 0; r < ranks; ++r) {
+    for (std::size_t i = 0; i < kCount; ++i) arrays[r][i] = value(r, i);
+    driven.push_back(std::make_unique<Driven>(*group[r], arrays[r], kCount));
+  }
+  std::vector<bool> seen(static_cast<std::size_t>(ranks));
+  const auto look = [&](int r) {
+    if (!driven[r]->done || seen[r]) return;
+    seen[r] = true;
+    for (std::size_t i = 0; i < kCount; ++i) CHECK(arrays[r][i] == sum_of(ranks, i));
+    std::fill_n(arrays[r], kCount, -1.0F);
+  };
+  for (int i = 0; i < when; ++i) {
+    driven[i % ranks]->step();
+    look(i % ranks);
+  }
+  const bool at_it = !driven[failing]->done;
+  if (at_it) {
+    group[failing]->group().fail(FailureKind::kAborted, "planted");
+    driven[failing]->failure.kind = FailureKind::kAborted;
+    std::fill_n(arrays[failing], kCount, -2.0F);
+  }
+  for (int i = 0; i < 200; ++i) {
+    driven[i % ranks]->step();
+    look(i % ranks);
+  }
+  for (int r = 0; r < ranks; ++r)
+    CHECK(driven[r]->done || (at_it && driven[r]->failure.kind == FailureKind::kAborted));
+  return at_it;
+}
+
 // Peers could not fetch it from where the leaves are.
 void a_result_elsewhere() {
   const ThreadGroup group(2);
@@ -279,6 +380,11 @@ int main() {
       all_reduces(ranks, own);
       reduce_scatters(ranks, own);
     }
+  for (const int own : {-1, 0, 1})
+    for (const bool forbidden : {false, true}) moves(own, forbidden);
+  for (const int ranks : {2, 3})
+    for (int failing = 0; failing < ranks; ++failing)
+      for (int when = 0; changes_after_its_end(ranks, failing, when); ++when) CHECK(when < 100);
   a_result_elsewhere();
   a_forged_offset_is_a_failure();
   std::puts("shared arrays: passed");
