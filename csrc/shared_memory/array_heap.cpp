@@ -8,6 +8,7 @@ namespace {
 
 // Between two looks at what memory is left.
 constexpr std::size_t kPiece = std::size_t{32} << 20;
+constexpr std::size_t kMost = std::size_t{1} << 62;  // far more than there can be; no sum wraps
 
 }  // namespace
 
@@ -28,7 +29,7 @@ void ArrayHeap::give_back(std::size_t offset, std::size_t bytes) {
 
 std::shared_ptr<std::byte> ArrayHeap::allocate(std::size_t bytes,
                                                const std::function<void(std::size_t)>& check) {
-  const std::size_t size = to_pages(std::max(bytes, kPage));
+  const std::size_t size = to_pages(std::clamp(bytes, kPage, kMost));
   const std::size_t offset = take(size);
   std::byte* const memory = own_->array_at(offset, size);
   const std::shared_ptr<std::byte> made(memory,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -81,7 +82,8 @@ bool Backend::supportsTensorAlloc(c10::DeviceIndex device) {
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
-  TORCH_CHECK_VALUE(size >= 0, "a tensor cannot have ", size, " elements");
+  TORCH_CHECK_VALUE(size >= 0 && size <= std::numeric_limits<long>::max() / 16,
+                    "a tensor cannot have ", size, " elements");
   TORCH_CHECK_VALUE(options.device().is_cpu(), "pycollective allocates tensors on the CPU, not on ",
                     options.device());
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
