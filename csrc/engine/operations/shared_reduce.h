@@ -7,9 +7,9 @@
 //     fetch     of an all-reduce: each peer's part from its output, once it has published that
 //   and in the end publish that this rank has read all, wait until all have, look for failures
 //
-// An all-reduce is in place. A rank overwrites its leaves of a peer's shard with results alone, each
-// when the peer has published it, and so has read those leaves; and nobody else reads them. Its own
-// shard it writes once. So what others read stays until all have read all.
+// An all-reduce is in place. A rank overwrites its leaves of a peer's shard with results alone,
+// each when the peer has published it, and so has read those leaves; and nobody else reads them.
+// Its own shard it writes once. So what others read stays until all have read all.
 //
 // An all-reduce of m bytes on n ranks: each rank reads m and writes m / n for its own shard, and
 // reads and writes (n-1)/n m of results.
