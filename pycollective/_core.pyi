@@ -75,6 +75,8 @@ class Work(Generic[_T_co]):
     @property
     def source(self) -> int | None: ...
 
+class SharedMemory: ...
+
 class Communicator:
     def __init__(
         self,

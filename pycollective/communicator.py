@@ -188,8 +188,9 @@ class Communicator(_core.Communicator):
 
         Where the arrays of all ranks that give data lie in such memory, `all_gather`, `broadcast`,
         `gather`, `scatter` and `all_to_all` copy each element once, `reduce_scatter` adds what lies
-        in the inputs, and so does `all_reduce` in place. The bits are the same. Other arrays, and
-        parts of such an array, may be given in the same calls. Local: ranks need not call it alike.
+        in the inputs, and so does `all_reduce` in place from 8 MiB on. The bits are the same. Other
+        arrays, and parts of such an array, may be given in the same calls. Local: ranks need not
+        call it alike.
 
         The array is the caller's like any other: its memory goes back to the system with the last
         reference to it, and may outlive the communicator. It has whole pages, on the NUMA node of

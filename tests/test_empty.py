@@ -15,11 +15,12 @@ import pycollective as pc
 from pycollective.dtypes import numpy_type
 from pycollective.host_memory import headroom
 from pycollective.reference import reduce
-from tests.harness import Ranks, await_, results
+from tests.harness import Ranks, await_
 from tests.inputs import order_sensitive, same_bits
 
 MIB = 1 << 20
 COUNT = 300_007
+LARGE = 2_200_003  # elements of an all-reduce that goes without slots
 CALLS = (
     "all_reduce",
     "reduce_scatter",
@@ -55,7 +56,7 @@ def call(comm, name, x, out):
     if name == "broadcast":
         return comm.broadcast(x, root)
     if name == "gather":
-        return comm.gather(x, out if comm.rank == root else None, root)
+        return comm.gather(out if comm.rank == root else None, x, root)
     if name == "scatter":
         return comm.scatter(out, x if comm.rank == root else None, root)
     return getattr(comm, name)(out, x)
@@ -65,7 +66,7 @@ def sizes(name, size):
     """Elements of the input and of the output, or None where the input is the output."""
     whole, shard = COUNT * size, COUNT
     return {
-        "all_reduce": (COUNT, None),
+        "all_reduce": (LARGE, None),
         "broadcast": (COUNT, None),
         "reduce_scatter": (whole, shard),
         "scatter": (whole, shard),
@@ -82,7 +83,7 @@ def compare(comm, places, seed):
     for name in CALLS:
         for dtype in ("float32", "bfloat16"):
             given, received = sizes(name, comm.size)
-            values = order_sensitive(dtype, comm.size, given, seed)[comm.rank]
+            values = np.resize(order_sensitive(dtype, comm.size, 10_007, seed)[comm.rank], given)
             found = []
             for place in ("ordinary", where):
                 x = on(comm, values, place)
@@ -98,40 +99,39 @@ def compare(comm, places, seed):
 
 @pytest.mark.parametrize(
     "places",
-    [["shared"], ["slice"], ["shared", "ordinary"], ["ordinary", "shared", "slice"]],
+    [["shared"], ["shared", "slice"], ["ordinary", "shared", "slice"]],
     ids=" and ".join,
 )
-@pytest.mark.parametrize("size", [2, 3])
-def test_calls_have_the_bits_that_they_have_on_other_arrays(pool, size, places):
-    for wrong in results(pool(size).call(compare, places, len(places))):
+def test_calls_have_the_bits_that_they_have_on_other_arrays(pool, places):
+    for wrong in pool(3).call(compare, places, len(places)):
         assert not wrong
 
 
 def reduce_into(comm):
     """Sums by the contract: in place, of views, of two arrays one after the other."""
-    leaves = order_sensitive("float32", comm.size, COUNT, 5)
+    leaves = [np.resize(x, LARGE) for x in order_sensitive("float32", comm.size, 10_007, 5)]
     right = reduce(leaves, "sum")
-    one, other = comm.empty(2 * COUNT), comm.empty((7, COUNT))
-    one[COUNT:] = leaves[comm.rank]
-    other[3] = leaves[comm.rank]
-    comm.all_reduce(one[COUNT:])
+    one, other = comm.empty(2 * LARGE), comm.empty((3, LARGE))
+    one[LARGE:] = leaves[comm.rank]
+    other[2] = leaves[comm.rank]
+    comm.all_reduce(one[LARGE:])
     del one
-    comm.all_reduce(other[3])
-    strided = comm.empty(2 * COUNT)[::2]  # copied first, to memory that is not shared
+    comm.all_reduce(other[2])
+    strided = comm.empty(2 * LARGE)[::2]  # copied first, to memory that is not shared
     strided[:] = leaves[comm.rank]
     comm.all_reduce(strided)
-    asynchronous = comm.empty(COUNT)
+    asynchronous = comm.empty(LARGE)
     asynchronous[:] = leaves[comm.rank]
     work = comm.all_reduce(asynchronous, async_op=True)
     view = weakref.ref(asynchronous)
     del asynchronous
     gc.collect()
     result = work.wait()
-    return [same_bits(x, right) for x in (other[3], strided, result)], view() is result
+    return [same_bits(x, right) for x in (other[2], strided, result)], view() is result
 
 
 def test_sums_are_the_contracts(pool):
-    for same, alive in results(pool(3).call(reduce_into)):
+    for same, alive in pool(3).call(reduce_into):
         assert all(same)
         assert alive
 
@@ -163,7 +163,7 @@ def own(comm):
 
 
 def test_the_memory_is_the_arrays(pool):
-    for (grown, kept, freed, total, rest), made in results(pool(2).call(own)):
+    for (grown, kept, freed, total, rest), made in pool(2).call(own):
         assert 68 * MIB <= grown < 72 * MIB
         assert kept >= 68 * MIB
         assert freed < 8 * MIB
@@ -200,7 +200,7 @@ def refused(comm):
 
 
 def test_what_cannot_be_is_refused_and_harms_nothing(pool):
-    for said, total in results(pool(2).call(refused)):
+    for said, total in pool(2).call(refused):
         assert len(said) == 7
         assert all(text.startswith("empty") for text in said)
         assert all("dtype" in text for text in said[:3])
@@ -229,14 +229,14 @@ def fork_with_an_array(comm):
 
 
 def test_a_forked_child_frees_nothing(pool):
-    assert results(pool(2).call(fork_with_an_array)) == [(0, 3.0)] * 2
+    assert pool(2).call(fork_with_an_array) == [(0, 3.0)] * 2
 
 
 def call_until_failure(comm, folder, name):
     given, received = sizes(name, comm.size)
-    x = comm.empty(given * 8)
+    x = comm.empty(given * 2)
     x[:] = 1
-    out = None if received is None else np.empty(received * 8, np.float32)
+    out = None if received is None else np.empty(received * 2, np.float32)
     while True:
         try:
             call(comm, name, x, out)

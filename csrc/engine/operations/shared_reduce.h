@@ -30,10 +30,13 @@ namespace pycollective {
 
 class SharedReduce final : public Operation {
  public:
-  // Whether this path may serve the request, if it is not small.
+  // Whether this path may serve the request, if it is not small. Of an all-reduce that fits in the
+  // caches, each line would go between the cores more often than through slots.
   static bool serves(const Group& group, const Request& request) {
-    return group.size() > 1 &&
-           (request.kind == OpKind::kAllReduce || request.kind == OpKind::kReduceScatter);
+    if (group.size() == 1) return false;
+    return request.kind == OpKind::kReduceScatter ||
+           (request.kind == OpKind::kAllReduce &&
+            request.count * size_of(request.dtype) >= kLeastAllReduce);
   }
 
   SharedReduce(Group& group, const Task& task, std::uint64_t sequence);
@@ -45,6 +48,7 @@ class SharedReduce final : public Operation {
   bool called_by(Member member) const override { return arrival_.arrived(member); }
 
  private:
+  static constexpr std::size_t kLeastAllReduce = std::size_t{8} << 20;  // bytes
   enum class Stage { kArrival, kWork, kWait };
 
   std::uint64_t input_word() const;
