@@ -16,6 +16,9 @@ class Backend(dist.Backend):
     def options(self) -> object: ...
     @property
     def communicator(self) -> Communicator: ...
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor: ...
 
 class ConnectThread:
     @staticmethod

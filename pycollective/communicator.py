@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pycollective import _core, host_memory
 from pycollective import device_path as device_paths
@@ -26,6 +25,9 @@ from pycollective.errors import CollectiveError, ConfigurationError
 from pycollective.placement import number_hosts
 from pycollective.planning.world import World
 from pycollective.typing import Wire
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _log = logging.getLogger("pycollective")
 

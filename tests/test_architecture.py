@@ -36,7 +36,16 @@ LAYERS: dict[str, set[str]] = {
     "planning": {"_core", "config", "errors", "schedule", "transport"},
     "device_path": {"_core", "agree", "config", "errors"},
     "communicator": {
-        *("_core", "agree", "errors", "device_path", "host_memory", "placement", "planning"),
+        *(
+            "_core",
+            "agree",
+            "dtypes",
+            "errors",
+            "device_path",
+            "host_memory",
+            "placement",
+            "planning",
+        ),
         "typing",
     },
     "testing": {"_core", "communicator", "dtypes", "errors"},
@@ -103,7 +112,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "cuda": {"csrc"},
     "bindings": {"csrc", "kernels", "shared_memory", "engine", "mpi", "cuda"},
     "torch": {"csrc", "engine", "bindings"},  # the bindings' errors and lock alone: test below
-    "tests": {"csrc", "kernels", "engine", "mpi", "cuda"},
+    "tests": {"csrc", "kernels", "shared_memory", "engine", "mpi", "cuda"},
 }
 
 
