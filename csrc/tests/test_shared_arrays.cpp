@@ -242,7 +242,7 @@ void moves(int own, bool forbidden) {
   constexpr std::size_t kCount = 50021;
   const ThreadGroup group(kRanks);
   const Arrays arrays(group, kRanks * kCount * sizeof(float));
-  if (forbidden) Inside::refuse_reads(group[0]->group(), Member(2));
+  if (forbidden) Inside::set_process(group[0]->group(), Member(2), 0);
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kBroadcast, OpKind::kGather,
                             OpKind::kScatter, OpKind::kAllToAll}) {
     const std::uint64_t before = group[0]->group().own().progress.combined;
