@@ -31,6 +31,7 @@ _PEERS = {
     "openmpi-nocma": "Open MPI without CMA",
     "impi": "Intel MPI",
 }
+_COMPARED = {"shared": "in arrays of `comm.empty`", **_PEERS}
 _PHASES = {NEAR: "that share a cache", FAR: "that share no cache"}
 
 
@@ -110,12 +111,12 @@ def _beside_peers(first: str, runs: Iterable[tuple[str, str, tuple[int, ...]]]) 
                         "" if what == named else what,
                         _size(size),
                         _own_time(of),
-                        *(_ratio(of.get(library)) for library in _PEERS),
+                        *(_ratio(of.get(library)) for library in _COMPARED),
                         f"{phase}, {_nanoseconds(record, size, phase)}",
                     )
                 )
                 named = what
-    return _table((first, "Message", "pycollective", *_PEERS.values(), "Phase"), rows)
+    return _table((first, "Message", "pycollective", *_COMPARED.values(), "Phase"), rows)
 
 
 def small() -> str:

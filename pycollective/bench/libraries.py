@@ -42,6 +42,7 @@ PEERS = {
     library.name: library
     for library in (
         Library("native", "own", "native", "pycollective, called in a loop in C++"),
+        Library("shared", "own-shared", "python", "pycollective, arrays of Communicator.empty"),
         *(
             Library(name, f"own-{name}", "python", f"pycollective, as many bytes of {name}", name)
             for name in ("bfloat16", "float16")
@@ -107,21 +108,21 @@ def launch(
     Raises:
         ConfigurationError: what the group needs is not installed.
     """
-    name = group.partition("-")[0]
-    if name in ("own", "pycollective", "fake", "gloo", "nccl"):
-        return _launch_directly(name, ranks, topology, wire, device)
+    if group.startswith("own") or group in ("pycollective", "fake", "gloo", "nccl"):
+        return _launch_directly(group, ranks, topology, wire, device)
     return _launch_mpi(group, ranks, mpi_environments)
 
 
 def _launch_directly(group: str, ranks: int, topology: str, wire: str, device: str) -> Launch:
-    if group != "own" and importlib.util.find_spec("torch") is None:
+    own = group.startswith("own")
+    if not own and importlib.util.find_spec("torch") is None:
         raise ConfigurationError(f"peer {group!r} needs torch: {INSTALL_TORCH}")
     environment = _environment([_PACKAGE_PARENT, _RANKS_PARENT])
     settings = "as it comes"
     if group == "gloo":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
         settings = "GLOO_SOCKET_IFNAME=lo"
-    elif group in ("own", "pycollective"):
+    elif own or group == "pycollective":
         environment[ENV_TOPOLOGY], environment[ENV_WIRE] = topology, wire
         if topology:
             settings = f"topology {topology}, wire {wire}"

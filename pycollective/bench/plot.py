@@ -16,6 +16,7 @@ from pycollective.errors import ConfigurationError
 _COLOURS = {
     "pycollective": "#0072B2",
     "native": "#56B4E9",
+    "shared": "#332288",
     "bfloat16": "#44AA99",
     "float16": "#117733",
     "torch": "#009E73",

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = "pycollective-bench/1"
-_OURS = ("pycollective", "native", "bfloat16", "float16", "torch")  # of the libraries' names
+_OURS = (
+    "pycollective",
+    "native",
+    "shared",
+    "bfloat16",
+    "float16",
+    "torch",
+)  # of the libraries' names
 
 
 @dataclass(frozen=True)

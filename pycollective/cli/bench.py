@@ -53,8 +53,9 @@ def add(parsers: Parsers) -> None:
         "--peers",
         "NAMES",
         "measure beside these, with commas between: gloo, mpich, openmpi, openmpi-nocma, "
-        "impi, torch, native, fake (torch's, which does nothing), bfloat16 and float16 "
-        "(pycollective, as many bytes of that type); on GPUs nccl (default: none)",
+        "impi, torch, native, fake (torch's, which does nothing), shared (pycollective, arrays of "
+        "Communicator.empty), bfloat16 and float16 (as many bytes of that type); on GPUs nccl "
+        "(default: none)",
         "",
     )
 

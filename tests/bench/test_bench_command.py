@@ -59,18 +59,18 @@ def test_beside_gloo_with_files(tmp_path):
         pytest.param("reduce_scatter", "float8_e5m2", "float8_e5m2", marks=pytest.mark.storm),
     ],
 )
-def test_the_other_collectives_are_verified_from_python_and_natively(
+def test_the_other_collectives_are_verified_from_python_natively_and_in_shared_arrays(
     operation, name, dtype, tmp_path
 ):
     done = bench(
         *(operation, "--ranks", 3, "-b", "24", "-e", "96K", "-f", 4096, "-r", 1, "-d", name),
-        *("--peers", "native", "--rounds", 1, "--iterations", 2, "-J", tmp_path / "r.json"),
+        *("--peers", "native,shared", "--rounds", 1, "--iterations", 2),
+        *("-J", tmp_path / "r.json"),
     )
     rows = read_json(tmp_path / "r.json").rows
-    assert len(rows) == 4
-    assert [row.wrong for row in rows] == [0] * 4
-    row = rf"^ +\d+ +\d+ +{dtype} .* (pycollective|native)$"
-    assert len(re.findall(row, done.stdout, re.M)) == 4
+    assert [row.wrong for row in rows] == [0] * 6
+    row = rf"^ +\d+ +\d+ +{dtype} .* (pycollective|native|shared)$"
+    assert len(re.findall(row, done.stdout, re.M)) == 6
 
 
 @needs_torch

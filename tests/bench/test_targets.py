@@ -17,6 +17,7 @@ def _record(ratio, seconds, share, phase="near", torch=3e-6, narrow=1.0):
     """
     libraries = ["pycollective", "torch", "fake", *(peer.name for peer in targets.PEERS)]
     ratios = dict.fromkeys(libraries, ratio) | dict.fromkeys(("bfloat16", "float16"), narrow)
+    ratios["shared"] = 1.0
     more = {"torch": torch, "fake": 2e-6}
     rows = [
         Row(

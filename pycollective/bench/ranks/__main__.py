@@ -142,10 +142,10 @@ def _open_library(
     gpu: Gpu | None,
 ) -> Library:
     """Return the library of that name, its group formed."""
-    if name == "own":
+    if name.startswith("own"):
         from .library_own import OwnLibrary
 
-        return OwnLibrary(rank, ranks, request, gpu)
+        return OwnLibrary(rank, ranks, request, gpu, shared=name == "own-shared")
     from .library_torch import TorchLibrary
 
     return TorchLibrary(name, rank, ranks, request, gpu)
@@ -157,7 +157,8 @@ def _serve(channel: Channel, library: Library, gpu: Gpu | None) -> None:
     Raises:
         ChannelClosed: the driver has gone.
     """
-    process = RankProcess(library, library.rank, library.ranks, gpu)
+    buffers = gpu or getattr(library, "buffers", None)
+    process = RankProcess(library, library.rank, library.ranks, buffers)
     channel.send({"versions": library.versions})
     # A collection in the middle of a block would be timed; nothing here makes cycles.
     gc.disable()

@@ -12,12 +12,13 @@ import numpy as np
 from pycollective import _core
 from pycollective.bootstrap import joining
 from pycollective.bootstrap.init import simulated_hosts
+from pycollective.communicator import Communicator
 from pycollective.config import ENV_WIRE, VERSION
 from pycollective.dtypes import numpy_type
 from pycollective.testing.places import Gpu
 from pycollective.typing import Wire
 
-from .case import Bytes, Case, Prepared, Unsupported
+from .case import Bytes, Case, HostBuffers, Prepared, Unsupported
 
 _WAIT = 60.0  # seconds, for what calls have left on the stream
 
@@ -37,8 +38,18 @@ class ExchangeStore:
         return bytes.fromhex(self._request({"get": key})["value"])
 
 
+class SharedBuffers(HostBuffers):
+    """Arrays that the ranks of a host share."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+
+    def new(self, size: int) -> Bytes:
+        return self._communicator.empty(size, np.uint8)
+
+
 class OwnLibrary:
-    """A communicator, as `Library`.
+    """A communicator, as `Library`; `buffers` are those that its ranks use, if not the usual ones.
 
     Variants: ``python`` calls the communicator's method, ``native`` the same operation from a loop
     in C++, ``stream`` reads and writes the buffer in place and moves nothing.
@@ -50,12 +61,14 @@ class OwnLibrary:
         ranks: int,
         request: Callable[[dict[str, Any]], dict[str, Any]],
         gpu: Gpu | None = None,
+        shared: bool = False,
     ) -> None:
         self.rank, self.ranks = rank, ranks
         self._gpu = gpu
         hosts = simulated_hosts(ranks)
         store = ExchangeStore(request)
         self._comm = joining.connect(store, rank, ranks, timeout=120.0, simulated=hosts)
+        self.buffers = SharedBuffers(self._comm) if shared else None
         self._comm.wire = cast(Wire, os.environ[ENV_WIRE])  # checked as it is set
         if gpu:
             self._comm.use_device(gpu.device)
