@@ -3,6 +3,7 @@
 #include "engine/operations/single_copy.h"
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -174,6 +175,7 @@ pid_t start_idler(void* mapped) {
   const pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) _exit(1);  // also where a check fails
     constexpr int kFixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
     if (mapped != nullptr && mmap(mapped, kPage, PROT_READ | PROT_WRITE, kFixed, -1, 0) != mapped)
       _exit(1);
