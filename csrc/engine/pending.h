@@ -38,7 +38,7 @@ class AnyOperation {
       throw std::logic_error("an operation between hosts has no program");
     if (SingleCopy::fits(group, request)) return made_.emplace<SingleCopy>(group, task, sequence);
     if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, task, sequence);
-    if (SharedReduce::serves(group, request))
+    if (SharedReduce::fits(group, request))
       return made_.emplace<SharedReduce>(group, task, sequence);
     return made_.emplace<TwoShot>(group, task, sequence);
   }

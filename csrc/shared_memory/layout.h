@@ -67,6 +67,8 @@ class Members {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kChunkSlots = 3;  // chunks of an execution plan under way at once
+// Of regions' ends in a segment: of any system's pages a multiple, as mmap wants.
+constexpr std::size_t kRegionStep = std::size_t{2} << 20;
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
 constexpr std::size_t kMostRegions = 32;                       // of arrays
 constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0006;    // last digits: layout version

@@ -162,9 +162,13 @@ Segment::~Segment() {
 }
 
 bool Segment::allocate(std::size_t offset, std::size_t bytes) {
-  // A signal may interrupt it at any page; the next call goes on from there.
-  while (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
-    if (errno != EINTR) return false;
+  // In steps: where a signal interrupts a call, Linux before 6.10 undoes all that it has done.
+  constexpr std::size_t kStep = std::size_t{256} << 10;
+  for (const std::size_t end = offset + bytes; offset < end; offset += kStep) {
+    const auto length = static_cast<off_t>(std::min(kStep, end - offset));
+    while (fallocate(fd_, 0, static_cast<off_t>(offset), length) != 0)
+      if (errno != EINTR) return false;
+  }
   return true;
 }
 
@@ -178,11 +182,17 @@ void Segment::commit(std::size_t offset, std::size_t bytes) {
 Segment::Region Segment::add_region(std::size_t bytes) {
   std::size_t number = 0;
   while (number < kMostRegions && regions_[number].base != nullptr) ++number;
+  if (number == kMostRegions)
+    throw std::system_error(std::make_error_code(std::errc::not_enough_memory),
+                            "all " + std::to_string(kMostRegions) +
+                                " regions of this process's shared memory are in use, and none has "
+                                "room: free arrays, or make the largest ones first");
   const std::size_t begin = number == 0 ? kSegmentBytes : regions_[number - 1].range.end;
+  const std::size_t least = (bytes + kRegionStep - 1) / kRegionStep * kRegionStep;
   // Addresses may be limited (ulimit -v), and so may files (ulimit -f).
   for (const std::size_t size :
-       {std::max({bytes, kSmallestRegion, begin - kSegmentBytes}), bytes}) {
-    if (number == kMostRegions || bytes > kLargestRegion) break;
+       {std::max({least, kSmallestRegion, begin - kSegmentBytes}), least}) {
+    if (least > kLargestRegion) break;
     if (!reaches(fd_, begin + size) && ftruncate(fd_, static_cast<off_t>(begin + size)) != 0)
       continue;
     void* const base = try_map(fd_, begin, size, PROT_READ | PROT_WRITE);
@@ -205,7 +215,7 @@ std::byte* Segment::map_region(std::size_t number) {
   if (std::byte* base = region.base) return base;
   const std::size_t begin = number == 0 ? kSegmentBytes : regions_[number - 1].range.end;
   const std::size_t end = header().region_ends[number].load(std::memory_order_acquire);
-  if (end <= begin || end % kPage != 0 || !reaches(fd_, end)) return nullptr;
+  if (end <= begin || end % kRegionStep != 0 || !reaches(fd_, end)) return nullptr;
   void* const base = try_map(fd_, begin, end - begin, PROT_READ);
   if (base == MAP_FAILED) throw_errno("mmap of a peer's arrays");
   region.range = {begin, end};

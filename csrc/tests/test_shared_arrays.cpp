@@ -43,11 +43,11 @@ void memory_is_committed_and_freed_with_the_last_share() {
   const auto other = heap->allocate(1, allow);
   CHECK(committed(*segment) >= before + 40 * kMiB);
   CHECK(reinterpret_cast<std::uintptr_t>(one.get()) % kPage == 0);
-  const auto share = one;
+  auto share = one;
   const std::byte* const at = one.get();
   one.reset();
   CHECK(committed(*segment) >= before + 40 * kMiB);
-  const_cast<std::shared_ptr<std::byte>&>(share).reset();
+  share.reset();
   CHECK(committed(*segment) <= before + 2 * kPage);
   // The same place serves again, the other array's does not.
   *other = std::byte{7};
@@ -69,10 +69,24 @@ void large_arrays_add_regions() {
     segment->free_array(*segment->array_offset(all.back().get() + kPage, 1), 29 * kMiB);
   }
   int regions = 0;
-  for (const auto& end : segment->header().region_ends) regions += end != 0 ? 1 : 0;
+  for (const auto& end : segment->header().region_ends) {
+    regions += end != 0 ? 1 : 0;
+    CHECK(end % kRegionStep == 0);
+  }
   CHECK(regions <= 6);
   for (int i = 0; i < 24; ++i)
     CHECK(all[i].get()[5] == std::byte(i) && all[i].get()[30 * kMiB - 1] == std::byte(i));
+}
+
+void regions_are_counted() {
+  const auto segment = Segment::create();
+  for (std::size_t i = 0; i < kMostRegions; ++i) segment->add_region(1);
+  try {
+    segment->add_region(1);
+    CHECK(false);
+  } catch (const std::system_error& error) {
+    CHECK(contains(error.what(), "regions of this process's shared memory are in use"));
+  }
 }
 
 void an_allocation_that_is_refused_leaves_nothing() {
@@ -127,8 +141,9 @@ void a_peer_maps_what_is_there_and_nothing_else() {
 // What a peer writes of its regions may be anything.
 void a_forged_region_is_not_mapped() {
   for (const std::uint64_t end :
-       {std::uint64_t{kPage}, std::uint64_t{kSegmentBytes}, kSegmentBytes + kPage,
-        kSegmentBytes + kPage + 1, std::uint64_t{1} << 50, ~std::uint64_t{0}}) {
+       {std::uint64_t{kPage}, std::uint64_t{kSegmentBytes}, kSegmentBytes + kRegionStep,
+        kSegmentBytes + kPage, kSegmentBytes + kRegionStep + 1, std::uint64_t{1} << 50,
+        ~std::uint64_t{0}}) {
     const auto own = Segment::create();
     const auto peer = Segment::attach(own->fd(), own->token());
     own->header().region_ends[0] = end;
@@ -197,6 +212,8 @@ constexpr std::size_t kCounts[] = {20011, 2100003};
 void all_reduces(int ranks, int own) {
   const ThreadGroup group(ranks);
   const Arrays arrays(group, 2100100 * sizeof(float));
+  const std::size_t part = (std::size_t{128} << 10) / sizeof(float);  // through slots less
+  const std::size_t chunks = (kCounts[1] / static_cast<std::size_t>(ranks) + part) / part;
   group.run([&](int r) {
     std::vector<float> mine(own == r ? 2100100 : 0);
     for (const std::size_t count : kCounts)
@@ -204,7 +221,10 @@ void all_reduces(int ranks, int own) {
         float* x = (own == r ? mine.data() : arrays[r]) + skip;
         for (std::size_t i = 0; i < count; ++i) x[i] = value(r, i);
         x[count] = -1;
+        const auto& combined = group[r]->group().own().progress.combined;
+        const std::uint64_t before = combined;
         group[r]->run(call(OpKind::kAllReduce, count, x, x), {});
+        if (own < 0 && count == kCounts[1]) CHECK(combined - before == chunks);
         for (std::size_t i = 0; i < count; ++i) CHECK(x[i] == sum_of(ranks, i));
         CHECK(x[count] == -1);
       }
@@ -369,6 +389,7 @@ void a_forged_offset_is_a_failure() {
 int main() {
   memory_is_committed_and_freed_with_the_last_share();
   large_arrays_add_regions();
+  regions_are_counted();
   an_allocation_that_is_refused_leaves_nothing();
   a_peer_maps_what_is_there_and_nothing_else();
   a_forged_region_is_not_mapped();

@@ -11,25 +11,25 @@
 namespace pycollective {
 
 // It lies in the rank's segment, at the offset in the other bits: its peers map it.
-constexpr std::uint64_t kInArray = std::uint64_t{1} << 63;
+constexpr std::uint64_t kInSharedArray = std::uint64_t{1} << 63;
 // Beside the place: this rank may not read some peer's process.
 constexpr std::uint64_t kMayNotRead = std::uint64_t{1} << 62;
 constexpr std::uint64_t kUnreadable = 1;  // peers cannot read it, or must not in this call
 constexpr std::uint64_t kNoInput = 2;
 
-constexpr bool is_in_array(std::uint64_t word) { return (word & kInArray) != 0; }
+constexpr bool in_shared_array(std::uint64_t word) { return (word & kInSharedArray) != 0; }
 
 // As a place in an array, if it is one; else `otherwise`.
 inline std::uint64_t place_of(const Group& group, const void* input, std::size_t bytes,
                               std::uint64_t otherwise) {
   const auto offset = group.node().own()->segment().array_offset(input, bytes);
-  return offset ? kInArray | *offset : otherwise;
+  return offset ? kInSharedArray | *offset : otherwise;
 }
 
 // A part of a peer's input that lies in an array, where this process maps it.
 inline const std::byte* find_in_array(const Group& group, Member member, std::uint64_t word,
                                       std::size_t skip, std::size_t bytes) {
-  const std::uint64_t offset = word & ~(kInArray | kMayNotRead);
+  const std::uint64_t offset = word & ~(kInSharedArray | kMayNotRead);
   const std::byte* found = group.find_array(member, offset + skip, bytes);
   if (found == nullptr)
     throw std::runtime_error("the array of " + group.describe(member) +

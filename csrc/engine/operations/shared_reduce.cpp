@@ -10,9 +10,9 @@ namespace pycollective {
 namespace {
 
 // Results are fetched while they lie in the cache of the rank that has made them.
-constexpr std::size_t kLargestChunk = std::size_t{128} << 10;
-constexpr std::size_t kSmallestChunk = std::size_t{8} << 10;
-constexpr std::size_t kFewestParts = 4;
+constexpr std::size_t kLargestPart = std::size_t{128} << 10;
+constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
+constexpr std::size_t kFewestChunks = 4;
 
 }  // namespace
 
@@ -23,7 +23,7 @@ SharedReduce::SharedReduce(Group& group, const Task& task, std::uint64_t sequenc
       reduce_(
           find_kernels(task.request->dtype, task.request->reduce_op, active_simd_level()).reduce),
       element_(size_of(task.request->dtype)),
-      part_(std::clamp(shards_.longest() * element_ / kFewestParts, kSmallestChunk, kLargestChunk) /
+      part_(std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, kLargestPart) /
             kLine * kLine / element_),
       chunks_((shards_.longest() + part_ - 1) / part_),
       base_(group.own().progress.combined.load(std::memory_order_relaxed)) {}
@@ -36,7 +36,7 @@ std::uint64_t SharedReduce::input_word() const {
 
 bool SharedReduce::begin() {
   for (const Member each : group_.members())
-    if (!is_in_array(arrival_.input_of(each))) return false;
+    if (!in_shared_array(arrival_.input_of(each))) return false;
   for (const Member each : group_.members())
     inputs_[each.at()] = find_in_array(group_, each, arrival_.input_of(each), 0, input_bytes());
   return true;

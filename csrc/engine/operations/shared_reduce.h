@@ -32,7 +32,7 @@ class SharedReduce final : public Operation {
  public:
   // Whether this path may serve the request, if it is not small. Of an all-reduce that fits in the
   // caches, each line would go between the cores more often than through slots.
-  static bool serves(const Group& group, const Request& request) {
+  static bool fits(const Group& group, const Request& request) {
     if (group.size() == 1) return false;
     return request.kind == OpKind::kReduceScatter ||
            (request.kind == OpKind::kAllReduce &&

@@ -61,7 +61,7 @@ std::uint64_t SingleCopy::input_place() {
   const bool overwritten = request_.kind == OpKind::kAllToAll && request_.input == request_.output;
   if (overwritten) return kUnreadable;
   const std::uint64_t place = place_of(group_, request_.input, bytes, kUnreadable);
-  if (is_in_array(place) || !group_.readable().have(request_.input, bytes)) return place;
+  if (in_shared_array(place) || !group_.readable().have(request_.input, bytes)) return place;
   return reinterpret_cast<std::uintptr_t>(request_.input);
 }
 
@@ -76,7 +76,7 @@ bool SingleCopy::begin() {
     const std::uint64_t place = word & ~kMayNotRead;
     all_may_read &= place == word;
     all_readable &= place != kUnreadable;
-    all_mapped &= place == kNoInput || is_in_array(place);
+    all_mapped &= place == kNoInput || in_shared_array(place);
   }
   group_.set_reading(all_may_read ? Group::Reading::kAllowed : Group::Reading::kForbidden);
   const bool pays =
@@ -133,7 +133,7 @@ void SingleCopy::copy_piece() {
     std::byte* to = static_cast<std::byte*>(request_.output) + part.to + copied_;
     if (from == group_.me()) {
       copy_bytes(to, static_cast<const std::byte*>(request_.input) + part.from + copied_, bytes);
-    } else if (const std::uint64_t word = arrival_.input_of(from); is_in_array(word)) {
+    } else if (const std::uint64_t word = arrival_.input_of(from); in_shared_array(word)) {
       copy_bytes(to, find_in_array(group_, from, word, part.from + copied_, bytes), bytes);
     } else {
       copy_from(*this, from, to, word + part.from + copied_, bytes);
