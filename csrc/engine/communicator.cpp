@@ -380,8 +380,14 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
     bool device = operation.awaits_device();
     if (!progress_->runs()) {
       state = drive_each(true, device);
-      for (const auto& each : progress_->launch_order()->communicators())
+      const auto others = progress_->launch_order()->communicators();
+      for (const auto& each : others)
         if (each->drive_each(true, device) == State::kProgressed) state = State::kProgressed;
+      // It may have started meanwhile, and have found all of that driven here.
+      if (progress_->runs()) {
+        progress_->carry_on(shared_from_this());
+        for (const auto& each : others) progress_->carry_on(each);
+      }
       if (state == State::kProgressed) {
         spins = 0;
         continue;
@@ -481,7 +487,7 @@ bool Communicator::help(Pending& awaited, WaitingTime& time, const InterruptHook
       act_on_first(queue, *item,
                    item.get() == &awaited ? Leftover::kHandToProgress : Leftover::kSeenByThisThread,
                    [&] { return drive(item->start(), item->watch(), &time, interrupted); });
-  if (!ended) progress_->carry_on(shared_from_this());
+  if (!ended && item.get() != &awaited) progress_->carry_on(shared_from_this());
   return ended;
 }
 

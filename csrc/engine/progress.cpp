@@ -41,10 +41,10 @@ struct Progress::State {
     asleep = false;
   }
   // A system call only where the thread sleeps: it sets `asleep`, then looks at the doorbell; this
-  // rings, then looks at `asleep`.
+  // rings, then looks at `asleep`. Where none could be started, callers who wait drive.
   void wake() {
     doorbell().fetch_add(1);
-    if (asleep) futex_wake_all(doorbell());
+    if (asleep || !started) futex_wake_all(doorbell());
   }
 };
 

@@ -2,7 +2,8 @@
 //
 // Where caches are far, plain stores into lines that another core has read can take fifteen times
 // as long as streaming ones; where they are near, they are the faster ones. The host of a virtual
-// machine may move its cores at any time. No bit depends on the kind, so each rank chooses alone.
+// machine may move its cores at any time. Each rank chooses alone: the kind changes no step that a
+// peer waits for, and no bit.
 //
 // Now and then two pieces are written the other way: a probe. If the better of the two cost clearly
 // less than the best of the last five pieces, the other kind is used from then on. A probe comes
@@ -54,6 +55,7 @@ class StoreChooser {
 
   // What that piece cost: time for each byte.
   void record(double cost) {
+    cost = std::max(cost, kLeastCost);
     if (probes_left_ > 0) {
       other_cost_ = std::min(other_cost_, cost);
       if (--probes_left_ == 0) end_probe();
@@ -72,6 +74,7 @@ class StoreChooser {
  private:
   static constexpr double kClearly = 1.25;
   static constexpr double kUnknown = 1e30;
+  static constexpr double kLeastCost = 1e-30;  // of a piece within one tick of the clock: no 0/0
   static constexpr int kProbe = 2;
 
   Stores other() const { return chosen_ == Stores::kPlain ? Stores::kStreaming : Stores::kPlain; }
@@ -96,7 +99,7 @@ class StoreChooser {
   Stores chosen_ = Stores::kPlain;
   std::array<double, 5> last_{};  // what the last pieces of that kind cost
   std::size_t pieces_ = 0;        // since the last probe
-  std::size_t until_probe_ = 16;
+  std::size_t until_probe_ = 0;   // the first comes once last_ is full
   double cost_at_probe_ = 0;      // of the chosen kind, in the last probe
   int probes_left_ = 0;           // pieces
   double other_cost_ = kUnknown;  // in the last probe
