@@ -47,7 +47,7 @@ class Operation:
         What is in place counts once: its own shard, where a rank keeps it.
         """
         if self.name in ("all_reduce", "all_to_all"):
-            return 2.0  # each byte is read, and one is written
+            return 2.0  # each byte is read once and written once
         if self.name == "reduce_scatter":
             return 1 + 1 / ranks
         return self.bus_factor(ranks) if self.rooted else 1.0
