@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -184,19 +184,22 @@ class Communicator(_core.Communicator):
         self._device_path = device_paths.join(self, device, local_rank, hosts)
 
     def empty(
-        self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32
+        self, shape: SupportsIndex | Sequence[int], dtype: npt.DTypeLike = np.float32
     ) -> np.ndarray[Any, Any]:
         """Make an array in memory that the other ranks of this host read in place.
 
         Where the arrays of all ranks that give data lie in such memory, `all_gather`, `broadcast`,
-        `gather`, `scatter` and `all_to_all` copy each element once, `reduce_scatter` adds what lies
-        in the inputs, and so does `all_reduce` in place from 8 MiB on. The bits are the same. Other
-        arrays, and parts of such an array, may be given in the same calls. Local: ranks need not
-        call it alike.
+        `gather`, `scatter` and `all_to_all` copy each element once, and `reduce_scatter`, and
+        `all_reduce` in place from 8 MiB on, read the inputs where they lie, without a copy. The
+        bits are the same. Other arrays, and parts of such an array, may be given in the same calls.
+        Local: ranks need not call it alike. Any thread may call it.
 
         The array is the caller's like any other: its memory goes back to the system with the last
-        reference to it, and may outlive the communicator. It has whole pages, on the NUMA node of
-        the calling thread. A forked child does not have it, and must not touch it.
+        reference to it, and may outlive the communicator. (To communicators of a later
+        `pycollective.init` it is ordinary memory.) The memory of a rank that was killed goes back
+        when the others have closed their communicators with it. An array has whole pages, on the
+        NUMA node of the calling thread, and takes addresses in each rank of the host that reads it
+        (``ulimit -v``). A forked child does not have it, and must not touch it.
 
         Args:
             shape: as `numpy.empty` takes it.
@@ -206,13 +209,17 @@ class Communicator(_core.Communicator):
             An array in C order whose values are undefined.
 
         Raises:
-            ConfigurationError: the host has not so much memory left, or collectives do not take
-                `dtype`.
+            ConfigurationError: the host has not so much memory left, a dimension is negative,
+                collectives do not take `dtype`, this communicator is closed, or this process is a
+                fork of the one that made it.
         """
         wanted = np.dtype(dtype)
         if wanted.name not in DTYPES or not wanted.isnative:
             raise ConfigurationError(f"empty: dtype {wanted} is not one of {', '.join(DTYPES)}")
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        try:
+            sizes: tuple[int, ...] = (operator.index(shape),)  # type: ignore[arg-type]
+        except TypeError:
+            sizes = tuple(map(operator.index, shape))  # type: ignore[arg-type]
         if any(size < 0 for size in sizes):
             raise ConfigurationError(f"empty: shape {sizes} has a negative dimension")
         memory = self._allocate(min(math.prod(sizes) * wanted.itemsize, 2**62))

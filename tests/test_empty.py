@@ -154,11 +154,12 @@ def own(comm):
         gc.collect()
         freed = shared_memory() - before
     y += 1
-    scalar, nothing = comm.empty(()), comm.empty((0, 3), "int8")
+    scalar, nothing = comm.empty(()), comm.empty((0, np.int64(3)), "int8")
+    line = comm.empty(np.int64(10))
     made = comm.empty((2, 3), numpy_type("bfloat16"))
     return (
         (grown, kept, freed, total, float(y.sum())),
-        [(x.shape, str(x.dtype), x.flags.c_contiguous) for x in (scalar, nothing, made)],
+        [(x.shape, str(x.dtype), x.flags.c_contiguous) for x in (scalar, nothing, line, made)],
     )
 
 
@@ -172,6 +173,7 @@ def test_the_memory_is_the_arrays(pool):
         assert made == [
             ((), "float32", True),
             ((0, 3), "int8", True),
+            ((10,), "float32", True),
             ((2, 3), "bfloat16", True),
         ]
 

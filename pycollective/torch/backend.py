@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -82,12 +81,15 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
 
 
 def empty(
-    *size: int, dtype: torch.dtype | None = None, group: dist.ProcessGroup | None = None
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Make a tensor in memory that the other ranks of this host read in place.
 
     `Communicator.empty` says which calls gain by it, and whose the memory is. FSDP2 takes its
-    buffers from there after ``model.set_allocate_memory_from_process_group_for_comm(True)``.
+    buffers from there after ``model.set_allocate_memory_from_process_group_for_comm(True)``. Any
+    thread may call this.
 
     Args:
         size: as `torch.empty` takes it.
@@ -98,14 +100,17 @@ def empty(
         A contiguous tensor on the CPU whose values are undefined.
 
     Raises:
-        ConfigurationError: the host has not so much memory left, this process is in no such group,
+        ConfigurationError: the host has not so much memory left, this
+            process is in no such group or a fork of the one that made it, the group is destroyed,
             or another backend serves its CPU.
+        RuntimeError: `torch.empty` does not take `size`.
     """
     wanted = torch.get_default_dtype() if dtype is None else dtype
+    sizes = torch.empty(*size, device="meta").size()  # type: ignore[arg-type]
     flat: torch.Tensor = _backend_of(group, "empty").allocate_tensor(
-        math.prod(size), dtype=wanted, device=_CPU
+        sizes.numel(), dtype=wanted, device=_CPU
     )
-    return flat.view(size)
+    return flat.view(sizes)
 
 
 def _backend_of(group: dist.ProcessGroup | None, call: str) -> _torch.Backend:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import pycollective.torch
-from pycollective import ConfigurationError
+from pycollective import ConfigurationError, _torch
 from tests.harness import results, run_ranks
 from tests.torch.groups import backend_of, process_group, standing_group
 
@@ -175,7 +177,7 @@ def test_coalesced_calls(pool):
     assert pool(2).call(coalesced) == [(expected, True)] * 2
 
 
-def fsdp(comm, policy):
+def fsdp(comm, policy, shared):
     standing_group(comm)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
@@ -184,24 +186,64 @@ def fsdp(comm, policy):
     options = {"mesh": mesh, **({"mp_policy": policy} if policy else {})}
     for layer in (model[0], model[2]):
         fully_shard(layer, **options)
+        layer.set_allocate_memory_from_process_group_for_comm(shared)
     fully_shard(model, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.full((4, 10), comm.rank + 1.0)).square().mean().backward()
-        optimizer.step()
+    allocate = _torch.Backend.allocate_tensor
+    allocated = []
+
+    def allocating(backend, size, **options):
+        allocated.append(size)
+        return allocate(backend, size, **options)
+
+    with mock.patch.object(_torch.Backend, "allocate_tensor", allocating):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.full((4, 10), comm.rank + 1.0)).square().mean().backward()
+            optimizer.step()
     after = [p.full_tensor().detach() for p in model.parameters()]
-    return [not torch.equal(a, b) for a, b in zip(after, plain, strict=True)], [
-        a.view(torch.uint8).numpy().tobytes() for a in after
-    ]
+    return (
+        [not torch.equal(a, b) for a, b in zip(after, plain, strict=True)],
+        [a.view(torch.uint8).numpy().tobytes() for a in after],
+        len(allocated),
+    )
 
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_fsdp(pool, mixed):
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else None
-    outcomes = pool(2).call(fsdp, policy)
-    assert all(all(changed) for changed, _ in outcomes)
+    outcomes = pool(2).call(fsdp, policy, False)
+    assert all(all(changed) and calls == 0 for changed, _, calls in outcomes)
     assert outcomes[0][1] == outcomes[1][1]
+    # In memory of the process group: what a layer gathers, and what it reduces, in each step.
+    shared = pool(2).call(fsdp, policy, True)
+    assert [bits for _, bits, _ in shared] == [bits for _, bits, _ in outcomes]
+    assert all(calls >= 3 * 2 * 2 for *_, calls in shared)
+
+
+def tensors_of_the_group(comm):
+    standing_group(comm)
+    empty = pycollective.torch.empty
+    made = [empty(2, 3), empty((2, 3)), empty(torch.Size([4])), empty(np.int64(4)), empty(0, 2)]
+    made += [empty(()), empty(7, dtype=torch.bfloat16)]
+    shapes = [(tuple(x.shape), x.dtype, x.is_contiguous()) for x in made]
+    with pytest.raises(RuntimeError, match="negative"):
+        empty(2, -1)
+    with pytest.raises(ConfigurationError, match="MiB of shared memory"):
+        empty(1 << 40, 1 << 10)
+    other = dist.new_group(backend="gloo")
+    with pytest.raises(ConfigurationError, match="gloo"):
+        empty(3, group=other)
+    x = empty(1 << 18).fill_(comm.rank + 1.0)
+    dist.all_reduce(x)
+    return shapes, x.unique().tolist()
+
+
+def test_tensors_in_memory_of_the_group(pool):
+    fp32 = [(2, 3), (2, 3), (4,), (4,), (0, 2), ()]
+    shapes = [(shape, torch.float32, True) for shape in fp32]
+    shapes.append(((7,), torch.bfloat16, True))
+    assert pool(2).call(tensors_of_the_group) == [(shapes, [3.0])] * 2
 
 
 def alone(comm):

@@ -1,5 +1,4 @@
-// Large reductions of arrays that all ranks map (Communicator::allocate): nothing goes through
-// slots.
+// Large reductions of shared arrays (Communicator::allocate): nothing goes through slots.
 //
 //   start     say where the own input lies; arrive
 //   advance   once all have arrived and agree, for each chunk c of a shard:
