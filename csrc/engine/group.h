@@ -154,8 +154,6 @@ class Group {
   enum class Reading : std::uint8_t { kUnknown, kAllowed, kForbidden };
   Reading reading() const { return reading_; }
   void set_reading(Reading found) { reading_ = found; }
-  // Of this rank's inputs of collectives.
-  ReadableBytes& readable() { return readable_; }
 
   // After this the group touches no peer's memory. The own mailbox is freed once all others have
   // left too, and have unmapped this rank's memory. Idempotent.
@@ -198,7 +196,6 @@ class Group {
   bool may_spin_;
   StoreChooser stores_;
   Reading reading_ = Reading::kUnknown;
-  ReadableBytes readable_;
   std::atomic<bool> left_{false};
   bool reported_ = false;
 };

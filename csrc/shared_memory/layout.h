@@ -71,7 +71,7 @@ constexpr std::size_t kChunkSlots = 3;  // chunks of an execution plan under way
 constexpr std::size_t kRegionStep = std::size_t{2} << 20;
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
 constexpr std::size_t kMostRegions = 32;                       // of arrays
-constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0006;    // last digits: layout version
+constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0007;    // last digits: layout version
 
 using Mask = std::uint64_t;  // bit m: member m
 constexpr Mask bit(Member member) { return Mask{1} << member.index(); }
@@ -103,7 +103,7 @@ struct CallSignature {
 struct alignas(kLine) Arrival {
   std::atomic<std::uint64_t> sequence;  // written last
   CallSignature called;
-  std::uint64_t input;  // where that lies (engine/operations/input_place.h)
+  std::uint64_t input;  // where the rank's input lies (engine/operations/input_place.h)
 };
 
 // A send that waits for its receive. `number` counts the sends of one direction of a pair, from 1.
@@ -114,11 +114,11 @@ struct Announcement {
   std::uint32_t dtype;
   std::uint64_t count;
   // The first chunk's number, if it lies in the buffer; or where the receiver may read all of it in
-  // the sender's process, plus kInMemory; else kNoChunk.
+  // the sender's process, plus kSingleCopy; else kNoChunk.
   std::uint64_t chunk;
 };
 constexpr std::uint64_t kNoChunk = ~std::uint64_t{0};
-constexpr std::uint64_t kInMemory = std::uint64_t{1} << 63;
+constexpr std::uint64_t kSingleCopy = std::uint64_t{1} << 63;
 
 // The channel of one direction of a pair: the sender's half lies in the sender's mailbox, the
 // receiver's half in the receiver's. `chunks` counts chunks written (sender) or read (receiver)
@@ -136,11 +136,13 @@ struct alignas(kLine) ReceivingHalf {
   std::atomic<std::uint64_t> granted;  // number of an announcement; written after the next three
   std::uint64_t dtype;
   std::uint64_t count;
-  std::uint64_t in_memory;            // 1: the receiver reads the message in the sender's memory
+  std::uint64_t single_copy;          // 1: the receiver reads the message in the sender's memory
   std::atomic<std::uint64_t> chunks;  // read from the buffer
 };
 struct Mailbox {
   Arrival arrival[2];
+  // At their end SingleCopy (`combined`) and SharedReduce (`copied_in`) count what this rank has
+  // read.
   struct alignas(kLine) {
     std::atomic<std::uint64_t> copied_in;  // chunks whose leaves peers may read, since the start
     std::atomic<std::uint64_t> combined;   // chunks whose results peers may read, since the start

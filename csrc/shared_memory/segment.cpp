@@ -306,6 +306,7 @@ int Peer::read(void* to, std::uint64_t from, std::size_t bytes) const {
       return token == segment_->token() ? 0 : ESRCH;
     // A part, to the end of some page. What forbids the rest is known from the next call.
     const std::size_t part = std::min(static_cast<std::size_t>(got), bytes);
+    if (part == 0) return EFAULT;  // of the token alone
     next += part, from += part, bytes -= part;
   } while (true);
 }

@@ -95,23 +95,6 @@ class Segment {
 // What a driver has mapped they cannot.
 bool is_readable(const void* begin, std::size_t bytes);
 
-// The same, and remembers the last bytes that were: to ask takes half a microsecond.
-class ReadableBytes {
- public:
-  bool have(const void* begin, std::size_t bytes) {
-    const auto at = reinterpret_cast<std::uintptr_t>(begin);
-    if (at >= begin_ && at + bytes <= end_) return true;
-    if (!is_readable(begin, bytes)) return false;
-    begin_ = at;
-    end_ = at + bytes;
-    return true;
-  }
-
- private:
-  std::uintptr_t begin_ = 0;
-  std::uintptr_t end_ = 0;
-};
-
 // A process of this host whose segment is mapped here.
 class Peer {
  public:

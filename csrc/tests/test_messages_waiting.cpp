@@ -270,6 +270,34 @@ void a_wrong_buffer_harms_nobody() {
   }
 }
 
+// Nor does the sender write anywhere else.
+void a_wrong_buffer_is_not_written_to() {
+  const ThreadGroup group(2, kEnough);
+  SendingHalf& half = group[1]->group().sending_half(Member(1), Member(0));
+  std::vector<float> x(3000, 1.0F);
+  const auto send = [&](int tag) {
+    return group[1]->submit(tagged(OpKind::kSend, x, 0, tag), nullptr);
+  };
+  const auto receive = [&](int tag) {
+    std::vector<float> y(x.size());
+    group[0]->run(tagged(OpKind::kRecv, y, 1, tag), {});
+    CHECK(y == x);
+  };
+  const auto first = send(1);
+  const std::uint64_t right = half.buffer;
+  half.buffer = std::uint64_t{1} << 44;
+  const auto second = send(2);  // an announcement behind the parts
+  half.buffer = right;
+  receive(1);
+  receive(2);
+  CHECK(first->wait(kEnough, {}) && second->wait(kEnough, {}));
+  half.buffer = std::uint64_t{1} << 44;
+  const auto third = send(1);  // its first chunk
+  half.buffer = right;
+  receive(1);
+  CHECK(third->wait(kEnough, {}));
+}
+
 // A send without a place is not granted, whatever the last grant was.
 void a_send_without_a_place_has_not_been_called() {
   const ThreadGroup group(2, kEnough);
@@ -458,6 +486,7 @@ int main() {
   receives_from_any_end_with_close();
   a_synchronous_receive_comes_first();
   a_wrong_buffer_harms_nobody();
+  a_wrong_buffer_is_not_written_to();
   a_send_without_a_place_has_not_been_called();
   one_look_serves_all();
   a_receive_from_any_listens_for_calls_alone();

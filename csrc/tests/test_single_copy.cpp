@@ -7,10 +7,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/operations/point_to_point.h"
@@ -220,6 +224,41 @@ void one_that_was_killed_is_lost(OpKind kind) {
   CHECK(contains(failure.message, "rank 1 (pid " + std::to_string(idler) + ") died"));
 }
 
+// A process that dies loses its memory before it has ended.
+void one_that_dies_after_its_memory_is_lost(OpKind kind) {
+  const pid_t idler = start_idler(nullptr);
+  std::thread killer;
+  const Failure failure = failure_with(kind, idler, [&] {
+    killer = std::thread([idler] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the first read comes before
+      kill(idler, SIGKILL);
+    });
+  });
+  killer.join();
+  CHECK(waitpid(idler, nullptr, 0) == idler);
+  CHECK(failure.kind == FailureKind::kPeerFailure);
+}
+
+// Wherever a peer says that its header lies: here the token is cut off by the end of its memory.
+void a_token_that_ends_outside_memory() {
+  const ThreadGroup group(2);
+  Group& reader = group[0]->group();
+  void* const memory = mmap(nullptr, 2 * kPage, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(memory != MAP_FAILED);
+  const auto end = reinterpret_cast<std::uintptr_t>(memory) + kPage;
+  CHECK(mprotect(reinterpret_cast<void*>(end), kPage, PROT_NONE) == 0);
+  auto* header = reinterpret_cast<SegmentHeader*>(reader.segment_of(Member(1), 0));
+  const std::uint64_t right = header->address;
+  header->address = end - sizeof(Token) / 2 - offsetof(SegmentHeader, token);
+  alarm(30);  // it would read for ever
+  std::byte to[8];
+  for (const std::size_t bytes : {std::size_t{0}, sizeof(to)})
+    CHECK(reader.read(Member(1), to, end - sizeof(to), bytes) == EFAULT);
+  alarm(0);
+  header->address = right;
+  munmap(memory, 2 * kPage);
+}
+
 // Another process may have its pid: its memory is not taken for the peer's.
 void another_process_with_its_pid_is_not_read() {
   Call call(OpKind::kAllGather, 2);
@@ -232,30 +271,34 @@ void another_process_with_its_pid_is_not_read() {
   end(other);
 }
 
-// Memory that other processes cannot read goes through slots, on all ranks.
-void input_that_cannot_be_read() {
+// Memory that other processes cannot read goes through slots, on all ranks: also where they could
+// read what lay there before.
+void input_that_cannot_be_read(OpKind kind) {
   const ThreadGroup group(2);
   const std::size_t bytes = kCount * sizeof(float);
-  void* memory = mmap(nullptr, bytes, PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(memory != MAP_FAILED && !is_readable(memory, bytes));
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(memory != MAP_FAILED && is_readable(memory, bytes));
   auto* input = static_cast<float*>(memory);
   for (std::size_t i = 0; i < kCount; ++i) input[i] = value(0, i);
   group.run([&](int r) {
     std::vector<float> x(kCount);
     for (std::size_t i = 0; i < kCount; ++i) x[i] = value(r, i);
-    std::vector<float> y(2 * kCount);
+    std::vector<float> y(kind == OpKind::kAllGather ? 2 * kCount : kCount);
     Request request = all_reduce(x);
-    request.kind = OpKind::kAllGather;
+    request.kind = is_pair(kind) && r == 1 ? OpKind::kRecv : kind;
+    request.root = is_pair(kind) ? 1 - r : 0;
+    request.input = r == 0 ? input : x.data();
     request.output = y.data();
-    if (r == 0) request.input = input;
-    for (int turn = 0; turn < 2; ++turn) {
+    for (int turn = 0; turn < 3; ++turn) {
+      if (r == 0 && turn == 1) CHECK(mprotect(memory, bytes, PROT_WRITE) == 0);
+      if (r == 0 && turn == 2) request.input = x.data();
+      CHECK(r == 1 || is_readable(request.input, bytes) == (turn != 1));
       group[r]->run(request, {});
-      for (std::size_t i = 0; i < y.size(); ++i)
+      for (std::size_t i = 0; request.kind != OpKind::kSend && i < y.size(); ++i)
         CHECK(y[i] == value(static_cast<int>(i / kCount), i % kCount));
-      if (r == 0) request.input = x.data();
       std::fill(y.begin(), y.end(), kUntouched);
     }
-    CHECK(group[r]->group().reading() == Group::Reading::kAllowed);
+    CHECK(is_pair(kind) || group[r]->group().reading() == Group::Reading::kAllowed);
   });
   munmap(memory, bytes);
 }
@@ -266,9 +309,11 @@ int main() {
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kSend}) {
     one_that_cannot_be_read_is_named(kind);
     one_that_was_killed_is_lost(kind);
+    one_that_dies_after_its_memory_is_lost(kind);
+    input_that_cannot_be_read(kind);
   }
   another_process_with_its_pid_is_not_read();
-  input_that_cannot_be_read();
+  a_token_that_ends_outside_memory();
   for (const OpKind kind : kKinds)
     for (int ranks = 2; ranks <= (is_pair(kind) ? 2 : 3); ++ranks) {
       for (int first = 1; first < ranks; ++first) run_all(kind, ranks, first);

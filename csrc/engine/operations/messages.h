@@ -220,8 +220,8 @@ struct Outgoing {
   std::uint64_t early = 0;   // the announcement whose first chunks were written before its grant
   std::uint64_t moving = 0;  // the announcement whose message goes through the buffer
   bool waited_for = false;   // a send has found no place
-  ReadableBytes readable;
-  // Whether the memory check has passed for its buffer.
+  std::byte* buffer = nullptr;
+  // Whether the memory check has passed for the buffer.
   std::atomic<bool> has_memory{false};
 };
 

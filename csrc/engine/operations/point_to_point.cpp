@@ -13,7 +13,7 @@ namespace pycollective {
 namespace {
 
 // Shorter messages are there sooner by way of the buffer.
-constexpr std::size_t kLeastInMemory = std::size_t{64} << 10;
+constexpr std::size_t kLeastSingleCopy = std::size_t{64} << 10;
 
 // A sender's buffer; null if its offset is invalid. A peer may have written anything: read nothing
 // beyond its memory.
@@ -108,7 +108,11 @@ bool Send::announce() {
   }
   auto& used = local_.used;
   if (place_ >= used.size()) {
-    if (mine_.buffer == 0) mine_.buffer = group_.allocate_channel_buffer(kChannelBuffer);
+    if (local_.buffer == nullptr) {
+      const std::size_t offset = group_.allocate_channel_buffer(kChannelBuffer);
+      local_.buffer = group_.segment_of(group_.me(), offset);
+      mine_.buffer = offset;
+    }
     for (std::size_t i = std::max<std::size_t>(used.size(), 1); i <= place_; ++i)
       new (&own_announcement(i)) Announcement();
     used.resize(place_ + 1, 0);
@@ -116,8 +120,8 @@ bool Send::announce() {
   }
   number_ = used[place_] = ++local_.announced;
   const std::uint64_t chunks = mine_.chunks.load(std::memory_order_relaxed);
-  if (bytes_ >= kLeastInMemory && local_.readable.have(request_.input, bytes_)) {
-    early_ = kInMemory | reinterpret_cast<std::uintptr_t>(request_.input);
+  if (bytes_ >= kLeastSingleCopy && is_readable(request_.input, bytes_)) {
+    early_ = kSingleCopy | reinterpret_cast<std::uintptr_t>(request_.input);
   } else if (local_.early == 0 && local_.moving == 0 &&
              theirs_.chunks.load(std::memory_order_acquire) == chunks) {
     begin_ = chunks;
@@ -132,7 +136,7 @@ bool Send::announce() {
   announced.chunk = early_;
   group_.publish(announced.number, number_);
   // The receiver may read the first chunk meanwhile. Other sends need the lock to write there.
-  if ((early_ & kInMemory) == 0 && early_chunks() > 1) {
+  if ((early_ & kSingleCopy) == 0 && early_chunks() > 1) {
     write_chunk(early_ + 1);
     group_.publish(mine_.early_end, early_ + 2);
   }
@@ -142,7 +146,7 @@ bool Send::announce() {
 
 Announcement& Send::own_announcement(std::size_t place) {
   if (place == 0) return mine_.first;
-  return announcements(group_.segment_of(group_.me(), mine_.buffer))[place - 1];
+  return announcements(local_.buffer)[place - 1];
 }
 
 bool Send::granted() {
@@ -151,8 +155,8 @@ bool Send::granted() {
   begin_ = next_ = mine_.chunks.load(std::memory_order_relaxed);
   end_ += begin_;
   moving_ = true;
-  if (theirs_.in_memory != 0) count_as_one_chunk();
-  const bool first_is_there = bytes_ == 0 || theirs_.in_memory != 0 || early_ == begin_;
+  if (theirs_.single_copy != 0) count_as_one_chunk();
+  const bool first_is_there = bytes_ == 0 || theirs_.single_copy != 0 || early_ == begin_;
   if (!first_is_there || chunks() > early_chunks()) {
     const std::lock_guard lock(local_.mutex);
     local_.moving = number_;
@@ -163,7 +167,7 @@ bool Send::granted() {
 }
 
 void Send::write_chunk(std::uint64_t chunk) {
-  copy_bytes(group_.segment_of(group_.me(), mine_.buffer) + (chunk & 1) * kChannelPart,
+  copy_bytes(local_.buffer + (chunk & 1) * kChannelPart,
              static_cast<const std::byte*>(request_.input) + (chunk - begin_) * kChannelPart,
              bytes_of(chunk));
 }
@@ -206,8 +210,8 @@ bool Send::finished_by(Member member) const {
   const std::uint64_t read = theirs_.chunks.load(std::memory_order_acquire);
   if (moving_) return read >= end_;
   return number_ != 0 && theirs_.granted.load(std::memory_order_acquire) == number_ &&
-         read >=
-             mine_.chunks.load(std::memory_order_relaxed) + (theirs_.in_memory != 0 ? 1 : chunks());
+         read >= mine_.chunks.load(std::memory_order_relaxed) +
+                     (theirs_.single_copy != 0 ? 1 : chunks());
 }
 
 Receive::Receive(Group& group, const Task& task, std::uint64_t sequence)
@@ -249,9 +253,9 @@ bool Receive::grant() {
   end_ += begin;
   mine_.dtype = static_cast<std::uint64_t>(request_.dtype);
   mine_.count = request_.count;
-  const bool in_memory =
-      found->chunk != kNoChunk && (found->chunk & kInMemory) != 0 && group_.may_read(peer_);
-  mine_.in_memory = in_memory ? 1 : 0;
+  const bool single_copy =
+      found->chunk != kNoChunk && (found->chunk & kSingleCopy) != 0 && group_.may_read(peer_);
+  mine_.single_copy = single_copy ? 1 : 0;
   const bool agrees =
       found->dtype == static_cast<std::uint32_t>(request_.dtype) && found->count == request_.count;
   const bool first_is_there = bytes_ == 0 || found->chunk == begin_;
@@ -263,10 +267,10 @@ bool Receive::grant() {
   }
   group_.publish(mine_.granted, number_);
   compare(found->dtype, found->count);
-  if (in_memory) {
-    memory_ = found->chunk & ~kInMemory;
+  if (single_copy) {
+    source_ = found->chunk & ~kSingleCopy;
     count_as_one_chunk();
-    read_in_memory();
+    copy_from_sender();
     return true;
   }
   early_ = first_is_there;
@@ -285,9 +289,9 @@ void Receive::read_chunk() {
   group_.publish(mine_.chunks, ++next_);
 }
 
-void Receive::read_in_memory() {
+void Receive::copy_from_sender() {
   const std::size_t bytes = std::min(bytes_ - copied_, kCopyPiece);
-  copy_from(*this, peer_, static_cast<std::byte*>(request_.output) + copied_, memory_ + copied_,
+  copy_from(*this, peer_, static_cast<std::byte*>(request_.output) + copied_, source_ + copied_,
             bytes);
   copied_ += bytes;
   if (copied_ < bytes_) return;
@@ -299,8 +303,8 @@ void Receive::read_in_memory() {
 State Receive::advance() {
   if (!moving_) {
     if (!grant()) return State::kBlocked;
-  } else if (memory_ != 0) {
-    read_in_memory();
+  } else if (source_ != 0) {
+    copy_from_sender();
   } else if (theirs_.chunks.load(std::memory_order_acquire) <= next_ &&
              !(early_ && theirs_.early_end.load(std::memory_order_acquire) > next_)) {
     return State::kBlocked;
@@ -330,7 +334,7 @@ bool Receive::called_by(Member member) const {
 bool Receive::finished_by(Member member) const {
   if (member != peer_) return true;
   if (has_begun() && next_ == end_) return true;
-  return has_begun() && memory_ == 0 && theirs_.chunks.load(std::memory_order_acquire) >= end_;
+  return has_begun() && source_ == 0 && theirs_.chunks.load(std::memory_order_acquire) >= end_;
 }
 
 bool Receive::is_there(Group& group, Member source, int tag) {

@@ -5,10 +5,9 @@
 //   grant     The receiver looks through the announcements for its tag and grants one, if no other
 //             message goes through the channel. It publishes what it has called itself, so both
 //             sides compare before anything is read.
-//   move      The sender fills the two halves in turn, and the receiver empties them. Or the
-//   receiver
-//             copies all of it from the sender's memory (single_copy.h): a long message that it may
-//             and can read there is announced with its place, and has no first chunk.
+//   move      The sender fills the two halves in turn, and the receiver empties them.
+//   copy      Or, of a long message that it may read in the sender's memory, the receiver copies
+//             all from there (single_copy.h).
 // A send is done when the receiver has all of it.
 //
 // A first chunk that was written early is overwritten if a message of another tag is granted first.
@@ -93,7 +92,7 @@ class Receive final : public PairOperation {
  private:
   bool grant();
   void read_chunk();
-  void read_in_memory();
+  void copy_from_sender();
   void release();
 
   ReceivingHalf& mine_;
@@ -101,7 +100,7 @@ class Receive final : public PairOperation {
   Incoming& local_;
   std::uint64_t number_ = 0;  // of the announcement that was granted
   bool early_ = false;        // its first chunks were written before the grant
-  std::uint64_t memory_ = 0;  // where it lies in the sender's process, if it is read there
+  std::uint64_t source_ = 0;  // where it lies in the sender's process, if it is read there
   std::size_t copied_ = 0;    // bytes from there
 };
 

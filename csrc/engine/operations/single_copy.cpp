@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "engine/operations/input_place.h"
 #include "engine/operations/one_shot.h"
@@ -18,6 +20,9 @@ constexpr std::size_t kLeastBytes = std::size_t{16} << 10;
 // Of a broadcast each rank needs all. Beyond this much, where it leaves the cache, it is sooner if
 // the root's core does its half of the work and copies into slots.
 constexpr std::size_t kMostOfBroadcast = std::size_t{512} << 10;
+// A process that dies loses its memory before it has ended. (Out of memory, Linux takes it away.)
+constexpr int kLooks = 100;
+constexpr std::chrono::milliseconds kBetweenLooks{1};
 
 }  // namespace
 
@@ -26,8 +31,11 @@ void copy_from(const Operation& operation, Member member, void* to, std::uint64_
   const Group& group = operation.group();
   const int error = group.read(member, to, from, bytes);
   if (error == 0) return;
-  if (error == ESRCH || !group.alive(member)) Watch::throw_lost(operation, member);
-  Watch::throw_if_failed(operation);  // then it may have freed its input
+  for (int looks = 0; looks < kLooks; ++looks) {
+    if (looks > 0) std::this_thread::sleep_for(kBetweenLooks);
+    if (error == ESRCH || !group.alive(member)) Watch::throw_lost(operation, member);
+    Watch::throw_if_failed(operation);  // then it may have freed its input
+  }
   throw std::runtime_error("the memory of " + group.describe(member) +
                            " could not be read: process_vm_readv: " + std::strerror(error) +
                            " (errno " + std::to_string(error) + ")");
@@ -61,7 +69,7 @@ std::uint64_t SingleCopy::input_place() {
   const bool overwritten = request_.kind == OpKind::kAllToAll && request_.input == request_.output;
   if (overwritten) return kUnreadable;
   const std::uint64_t place = place_of(group_, request_.input, bytes, kUnreadable);
-  if (in_shared_array(place) || !group_.readable().have(request_.input, bytes)) return place;
+  if (in_shared_array(place) || !is_readable(request_.input, bytes)) return place;
   return reinterpret_cast<std::uintptr_t>(request_.input);
 }
 
