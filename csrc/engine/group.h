@@ -60,6 +60,8 @@ class Group {
 
   Member me() const { return me_; }
   int size() const { return size_; }  // members
+  // The member `steps` further around: so members that visit all do not meet at one.
+  Member after_me(int steps) const { return Member((me_.index() + steps) % size_); }
   Members members() const { return Members(size_); }
   Node& node() const { return *node_; }
 

@@ -93,7 +93,7 @@ bool SharedReduce::fetch() {
   if (fetched_ == chunks_) return false;
   const int first = peer_;
   for (; peer_ < group_.size(); ++peer_) {
-    const Member each = after_me(peer_);
+    const Member each = group_.after_me(peer_);
     if (group_.mailbox(each).progress.combined.load(std::memory_order_acquire) <= base_ + fetched_)
       return peer_ != first;
     const Range part = shards_.part(each.index(), fetched_, part_);

@@ -64,7 +64,6 @@ class SharedReduce final : public Operation {
     return group_.mailbox(member).progress.copied_in.load(std::memory_order_acquire) >=
            base_ + chunks_;
   }
-  Member after_me(int steps) const { return Member((group_.me().index() + steps) % group_.size()); }
 
   ArrivalBarrier arrival_;
   Shards shards_;

@@ -134,7 +134,7 @@ SingleCopy::Part SingleCopy::part_from(Member member) const {
 }
 
 void SingleCopy::copy_piece() {
-  const Member from = after_me(step_);
+  const Member from = group_.after_me(step_);
   const Part part = moves(from, group_.me()) ? part_from(from) : Part{};
   const std::size_t bytes = std::min(part.length - copied_, kCopyPiece);
   if (bytes != 0) {

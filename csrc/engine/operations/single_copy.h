@@ -66,7 +66,6 @@ class SingleCopy final : public Operation {
   // Whether data go from one member's input to the other's output.
   bool moves(Member from, Member to) const;
   Part part_from(Member member) const;
-  Member after_me(int steps) const { return Member((group_.me().index() + steps) % group_.size()); }
   bool has_read(Member member) const {
     return group_.mailbox(member).progress.combined.load(std::memory_order_acquire) > base_;
   }

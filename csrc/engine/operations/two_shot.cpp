@@ -111,7 +111,7 @@ void TwoShot::copy_in(std::size_t chunk) {
   if (copies_in(me)) {
     const auto* input = static_cast<const std::byte*>(request_.input);
     for (int step = 1; step < n; ++step) {
-      const Member owner = after_me(step);
+      const Member owner = group_.after_me(step);
       const Range part = part_of(owner, chunk);
       group_.stores().write(leaf_slot(me, chunk, owner), input + part.begin * element_,
                             part.length * element_);
@@ -124,7 +124,7 @@ void TwoShot::copy_in(std::size_t chunk) {
 bool TwoShot::combine(std::size_t chunk) {
   const int n = group_.size();
   for (; peer_ < n; ++peer_) {
-    const Member each = after_me(peer_);
+    const Member each = group_.after_me(peer_);
     if (group_.mailbox(each).progress.copied_in.load(std::memory_order_acquire) < base_ + chunk + 1)
       return false;
   }
@@ -169,7 +169,7 @@ void TwoShot::reduce_for_all(const void* const* leaves, std::size_t chunk, std::
   const Member me = group_.me();
   const bool streams = group_.stores().chosen() == Stores::kStreaming;
   if (n == 2 && !streams)
-    return reduce_(leaves, n, output, leaf_slot(after_me(1), chunk, me), count);
+    return reduce_(leaves, n, output, leaf_slot(group_.after_me(1), chunk, me), count);
   const std::size_t block = kBlock / element_;
   for (std::size_t at = 0; at < count; at += block) {
     const std::size_t length = std::min(block, count - at);
@@ -179,7 +179,7 @@ void TwoShot::reduce_for_all(const void* const* leaves, std::size_t chunk, std::
     reduce_(here, n, output + at * element_, nullptr, length);
     for (int step = 1; step < n; ++step) {
       const auto copy = streams ? copy_streaming : copy_bytes;
-      copy(leaf_slot(after_me(step), chunk, me) + at * element_, output + at * element_,
+      copy(leaf_slot(group_.after_me(step), chunk, me) + at * element_, output + at * element_,
            length * element_);
     }
   }
@@ -193,7 +193,7 @@ void TwoShot::exchange_part(std::size_t chunk) {
   const auto* input = static_cast<const std::byte*>(request_.input);
   auto* output = static_cast<std::byte*>(request_.output);
   for (int step = 0; step < group_.size(); ++step) {
-    const Member from = after_me(step);
+    const Member from = group_.after_me(step);
     if (!copies_in(from)) continue;
     // all_to_all: equal shards, so what comes from `from` goes where its shard lies.
     const std::size_t to =
@@ -221,7 +221,7 @@ bool TwoShot::fetch(std::size_t chunk) {
   const int n = group_.size();
   auto* output = static_cast<std::byte*>(request_.output);
   for (; peer_ < n; ++peer_) {
-    const Member each = after_me(peer_);
+    const Member each = group_.after_me(peer_);
     if (group_.mailbox(each).progress.combined.load(std::memory_order_acquire) < base_ + chunk + 1)
       return false;
     if (!fetches()) continue;

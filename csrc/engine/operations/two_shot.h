@@ -61,7 +61,6 @@ class TwoShot final : public Operation {
   // The direct paths run on one host, where rank r is member r.
   Member root() const { return Member(request_.root); }
   // The member `steps` after this one around the ring.
-  Member after_me(int steps) const { return Member((group_.me().index() + steps) % group_.size()); }
   Range part_of(Member owner, std::size_t chunk) const {
     return shards_.part(owner.index(), chunk, part_);
   }
