@@ -124,21 +124,28 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
     return;
   }
   AnyOperation storage;
+  const auto end = [&] {
+    storage.end();  // before other threads may close the group
+    stop_driving(queue, Leftover::kHandToProgress, true);
+  };
   Watch watch(timeout);
   try {
     Operation& operation = storage.make(*group_, task, sequence);
     operation.start();
     drive(operation, watch, nullptr, interrupted);
   } catch (const std::exception& error) {
-    const Failure failure = failure_from(error, request.kind, sequence, rank());
-    if (fails_group(error)) fail(failure);
-    storage.end();  // before other threads may close the group
-    stop_driving(queue, Leftover::kHandToProgress, true);
+    Failure failure;
+    try {
+      failure = tell_of(error, request.kind, sequence);
+    } catch (...) {
+      end();
+      throw;
+    }
+    end();
     close_for_handler();
     throw CollectiveFailure(failure);
   }
-  storage.end();
-  stop_driving(queue, Leftover::kHandToProgress, true);
+  end();
 }
 
 std::shared_ptr<Work> Communicator::submit(const Request& request,
@@ -410,7 +417,6 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
 template <class Act>
 bool Communicator::act_on_first(Queue& queue, Pending& item, Leftover leftover, const Act& act) {
   Failure failure;
-  bool fails = true;
   try {
     const bool done = act();
     if (done)
@@ -419,10 +425,13 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, Leftover leftover, 
       stop_driving(queue, leftover, false);
     return done;
   } catch (const std::exception& error) {
-    failure = failure_from(error, item.request().kind, item.sequence(), rank());
-    fails = fails_group(error);
+    try {
+      failure = tell_of(error, item.request().kind, item.sequence());
+    } catch (...) {
+      stop_driving(queue, leftover, false);
+      throw;
+    }
   }
-  if (fails) fail(failure);
   finish_first(queue, leftover, &failure);
   return true;
 }
@@ -594,6 +603,19 @@ bool Communicator::failed() const {
   return failure_ != nullptr;
 }
 
+Failure Communicator::tell_of(const std::exception& error, OpKind kind, std::uint64_t sequence) {
+  try {
+    Failure failure = failure_from(error, kind, sequence, rank());
+    if (fails_group(error)) fail(failure);
+    return failure;
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    if (!closed_)
+      group_->fail(FailureKind::kAborted, "a rank ran out of memory as it told of a failure");
+    throw;
+  }
+}
+
 void Communicator::fail(const Failure& failure) {
   bool notify = false;
   bool found_first = false;  // no other rank has reported a failure
@@ -604,11 +626,12 @@ void Communicator::fail(const Failure& failure) {
     if (closed_) return;
     // Also if this rank has known it before and told nobody.
     notify = group_->messenger() != nullptr && !peers_notified_;
-    peers_notified_ = true;
     found_first = notify && group_->failure().kind == FailureKind::kNone && !heard_of_failure();
+    const Failure& first = failure_ ? *failure_ : failure;
+    group_->fail(first.kind, first.message);  // before there must be memory for anything
     if (!failure_) failure_ = std::make_shared<Failure>(failure);
     cause = failure_;
-    group_->fail(cause->kind, cause->message);
+    peers_notified_ = true;
     for (auto each = queues_.all().begin(); each != queues_.all().end();) {
       Queue& queue = (each++)->second;
       auto first = queue.items.begin();

@@ -180,6 +180,10 @@ class Communicator final : public Collectives,
   // Tells the group, and ends all pending operations. One that another thread drives is ended by
   // that thread.
   void fail(const Failure& failure);
+  // The same with what ended an operation, which it returns. If there is no memory for that, tells
+  // the members of this host all the same, and throws: then the operation's arrays are the caller's
+  // again, and no peer takes what it reads there for a result.
+  Failure tell_of(const std::exception& error, OpKind kind, std::uint64_t sequence);
 
   std::unique_ptr<Group> group_;
   std::shared_ptr<Progress> progress_;

@@ -105,7 +105,7 @@ void Group::sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const 
   futex_wait(node_->own()->segment().header().doorbell, doorbell, limit);
 }
 
-void Group::fail(FailureKind kind, const std::string& report) {
+void Group::fail(FailureKind kind, std::string_view report) {
   if (!std::exchange(reported_, true)) {
     char* text = own().report;
     const std::size_t length = std::min(report.size(), sizeof(own().report) - 1);

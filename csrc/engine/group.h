@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/api.h"
@@ -128,8 +129,9 @@ class Group {
   void wake_own_threads() const { node_->own()->wake(); }
 
   // Tells every member of a failure; no peer has to be alive. The first one wins in each mailbox.
-  // One thread at a time, and not after leave(): the memory may serve another group by then.
-  void fail(FailureKind kind, const std::string& report);
+  // Allocates nothing. One thread at a time, and not after leave(): the memory may serve another
+  // group by then.
+  void fail(FailureKind kind, std::string_view report);
   // The failure that reached this member first, if any. Not read before what was read of peers'
   // memory before the last publish().
   FailureRecord failure() const {

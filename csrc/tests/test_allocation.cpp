@@ -1,20 +1,23 @@
 // A synchronous call allocates nothing: neither small nor large, neither reducing nor moving. What
-// is refused leaves nothing behind.
+// is refused leaves nothing behind. A rank tells of a failure without memory, too.
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
+#include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/thread_ranks.h"
 
 namespace {
 std::atomic<long> allocations{0};
 std::atomic<long> freed{0};
+thread_local bool out_of_memory = false;
 }  // namespace
 
 // Not inlined: the compiler would pair malloc with delete, and warn.
 __attribute__((noinline)) void* operator new(std::size_t bytes) {
   ++allocations;
+  if (out_of_memory) throw std::bad_alloc();
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
@@ -28,7 +31,7 @@ __attribute__((noinline)) void operator delete(void* memory, std::size_t) noexce
 }
 
 using namespace pycollective;
-using pycollective::testing::ThreadGroup;
+using namespace pycollective::testing;
 
 namespace {
 
@@ -53,10 +56,39 @@ void refused_calls_leave_nothing() {
   CHECK(allocations - freed == before);
 }
 
+// A rank's call fails, and there is no memory to say why: its peers hear of it all the same, and
+// its queue is free again.
+void fails_without_memory(bool waits) {
+  const ThreadGroup group(2);
+  std::vector<float> x(300000, 1.0F);
+  std::vector<float> y(2 * x.size());
+  Request request;
+  request.kind = OpKind::kAllGather;
+  request.dtype = Dtype::kFloat32;
+  request.count = x.size();
+  request.input = x.data();
+  request.output = y.data();
+  const InterruptHook interrupted = [] { return out_of_memory = true; };
+  const auto work = waits ? nullptr : group[1]->submit(request, nullptr);
+  bool ended = false;
+  try {
+    waits ? group[1]->run(request, interrupted) : static_cast<void>(work->wait(0, interrupted));
+  } catch (const std::bad_alloc&) {
+    ended = true;
+  }
+  out_of_memory = false;
+  CHECK(ended);
+  CHECK(group[0]->group().failure().kind == FailureKind::kAborted);
+  for (int r = 0; r < 2; ++r)
+    CHECK(failure_of([&] { group[r]->run(request, {}); }).kind == FailureKind::kAborted);
+  if (work) CHECK(failure_of([&] { work->wait(0, {}); }).kind == FailureKind::kAborted);
+}
+
 }  // namespace
 
 int main() {
   refused_calls_leave_nothing();
+  for (const bool waits : {true, false}) fails_without_memory(waits);
   const ThreadGroup group(3);
   std::atomic<long> during{-1};
   group.run([&](int r) {
