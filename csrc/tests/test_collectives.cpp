@@ -262,6 +262,23 @@ void opposite_orders() {
     });
 }
 
+// Nobody waits for the operation, so only the progress thread drives it. Asleep, it would stay so
+// for longer than this test waits.
+void a_call_wakes_the_progress_thread() {
+  const ThreadGroup group(2);
+  std::vector<float> x(40000, 1.0F);
+  std::vector<float> y = x;
+  for (int i = 0; i < 2000; ++i) {
+    const auto begin = Clock::now() + std::chrono::nanoseconds(50 * (i % 200));
+    while (Clock::now() < begin) continue;
+    const auto a = group[0]->submit(testing::all_reduce(x), nullptr);
+    const auto b = group[1]->submit(testing::all_reduce(y), nullptr);
+    while (!(a->done() && b->done()) && Clock::now() < begin + std::chrono::seconds(10))
+      std::this_thread::yield();
+    CHECK(a->done() && b->done());
+  }
+}
+
 // Many operations in flight, issued by several threads of each rank, with callbacks.
 void many_pending() {
   const ThreadGroup group(3);
@@ -292,6 +309,7 @@ void many_pending() {
 }  // namespace
 
 int main() {
+  a_call_wakes_the_progress_thread();
   for (const int ranks : {1, 2, 3, 4, 7}) every_operation(ranks, 0);
   every_operation(2, std::size_t{32} << 10);
   every_operation(5, std::size_t{32} << 10);
