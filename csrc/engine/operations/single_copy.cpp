@@ -15,7 +15,9 @@
 namespace pycollective {
 namespace {
 
-// With fewer bytes for a rank, the system calls cost more than a second copy.
+// With fewer bytes for a rank, the system calls cost more than a second copy. (On 2 ranks they
+// still cost a quarter more at 16 KiB, and as much at 32 KiB; but of arrays that all map, an
+// all-gather of 16 KiB a rank takes 0.7 us this way, and 2.8 us by slots.)
 constexpr std::size_t kLeastBytes = std::size_t{16} << 10;
 // Of a broadcast each rank needs all. Beyond this much, where it leaves the cache, it is sooner if
 // the root's core does its half of the work and copies into slots.
