@@ -61,6 +61,8 @@ def test_as_many_ranks_share_a_host_as_the_core_has_room_for():
 # Who else names types: the reference; measurements' inputs, which must stay as they are; and what
 # docs/wire.md has formats for.
 MAY_NAME_TYPES = {
+    "pycollective/bench/plot.py",  # `bench --peers bfloat16`: our own ranks, in that type
+    "pycollective/bench/record.py",  # likewise
     "pycollective/bench/ranks/library_mpi.py",  # MPI's names
     "pycollective/cli/schedule_table.py",
     "pycollective/compression/arrays.py",

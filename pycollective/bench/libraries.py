@@ -36,6 +36,12 @@ class Library:
     dtype: str = ""
 
 
+def _of_type(dtype: str) -> Library:
+    return Library(
+        dtype, f"own-{dtype}", "python", f"pycollective, as many bytes of {dtype}", dtype
+    )
+
+
 OWN = Library("pycollective", "own", "python", "Communicator's method, called from Python")
 STREAM = Library("stream", "own", "stream", "each rank reads and writes its own buffer in place")
 PEERS = {
@@ -43,10 +49,8 @@ PEERS = {
     for library in (
         Library("native", "own", "native", "pycollective, called in a loop in C++"),
         Library("shared", "own-shared", "python", "pycollective, arrays of Communicator.empty"),
-        *(
-            Library(name, f"own-{name}", "python", f"pycollective, as many bytes of {name}", name)
-            for name in ("bfloat16", "float16")
-        ),
+        _of_type("bfloat16"),
+        _of_type("float16"),
         Library("torch", "pycollective", "python", "pycollective behind torch.distributed"),
         Library("fake", "fake", "python", "torch.distributed's backend that does nothing"),
         Library("gloo", "gloo", "python", "Gloo, through torch.distributed"),

@@ -14,14 +14,8 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = "pycollective-bench/1"
-_OURS = (
-    "pycollective",
-    "native",
-    "shared",
-    "bfloat16",
-    "float16",
-    "torch",
-)  # of the libraries' names
+# Of the libraries' names.
+_OURS = ("pycollective", "native", "shared", "bfloat16", "float16", "torch")
 
 
 @dataclass(frozen=True)

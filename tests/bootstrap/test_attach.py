@@ -88,14 +88,14 @@ def segment_of_another():
     return os.dup(node.fileno())
 
 
-def test_each_rank_attaches_each_other_and_keeps_no_descriptor_of_it(ranks):
+def test_each_rank_attaches_each_other_and_keeps_two_descriptors_of_it(ranks):
     three = ranks(3)
     before = len(os.listdir("/proc/self/fd"))
     attach_all(three)
     for each in three:
         assert all(each.node.is_attached(other.node.token) for other in three)
-    pidfds = 3 * 2  # of each peer, to see its death
-    assert len(os.listdir("/proc/self/fd")) == before + pidfds
+    # Of each peer: a pidfd, to see its death, and its segment, to map shared arrays later.
+    assert len(os.listdir("/proc/self/fd")) == before + 3 * 2 * 2
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_forged_hello_is_a_strangers(ranks, forge):
         assert stranger.recv(100) == b""  # closed, and nothing said
     os.close(descriptor)
     assert one.node.is_attached(other.node.token)
-    assert len(os.listdir("/proc/self/fd")) == before + 2  # a pidfd each
+    assert len(os.listdir("/proc/self/fd")) == before + 4  # a pidfd and a segment each
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,7 @@ class OwnLibrary:
     def _python_call(self, case: Case, buffer: Any) -> Callable[[], Any]:
         dtype: Any = case.dtype if self._gpu else numpy_type(case.dtype)
         whole = buffer[: case.size].view(dtype)
-        shard = buffer[case.shard(self.rank, self.ranks)].view(dtype)
         comm, root = self._comm, case.root
-        root_only = whole if self.rank == root else None
         chosen: dict[str, Any] = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
         if self._gpu:
             chosen["stream"] = self._gpu.stream
@@ -120,6 +118,8 @@ class OwnLibrary:
             return partial(comm.broadcast, whole, root, **chosen)
         if case.operation == "all_to_all":
             return partial(comm.all_to_all, buffer[case.size :].view(dtype), whole, **chosen)
+        shard = buffer[case.shard(self.rank, self.ranks)].view(dtype)
+        root_only = whole if self.rank == root else None
         if case.operation == "gather":
             return partial(comm.gather, root_only, shard, root, **chosen)
         if case.operation == "scatter":
