@@ -11,7 +11,7 @@
 mpiexec and srun; started alone it is one rank.
 
 `init` makes a `Communicator`, whose methods are the collectives: see ``help(pc.Communicator)``. A
-`Work` is a call that is under way. What fails raises `ConfigurationError`, or a kind of
+`Work` is a call that is under way. `leaves_of` shares micro-batches out to ranks. What fails raises `ConfigurationError`, or a kind of
 `CollectiveError`. `pycollective.torch` is the backend for torch.distributed,
 `pycollective.compression` averages with fewer bytes, and `pycollective.typing` has the names that
 annotations need.
@@ -21,6 +21,7 @@ from pycollective._core import Work
 from pycollective.bootstrap.init import init
 from pycollective.communicator import ANY_SOURCE, Communicator
 from pycollective.config import VERSION as __version__
+from pycollective.deal import leaves_of
 from pycollective.errors import (
     CollectiveAborted,
     CollectiveError,
@@ -42,4 +43,5 @@ __all__ = [
     "Work",
     "__version__",
     "init",
+    "leaves_of",
 ]

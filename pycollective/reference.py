@@ -32,14 +32,25 @@ def tree(leaves: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
     return node(0, len(leaves))
 
 
-def reduce(inputs: Sequence[np.ndarray], op: str = "sum") -> np.ndarray:
-    """Reduce one leaf a rank, all of one shape and dtype, to an array alike; bits as promised.
+def reduce(
+    inputs: Sequence[np.ndarray],
+    op: str = "sum",
+    divisor: float | None = None,
+    dtype: Any = None,
+) -> np.ndarray:
+    """Reduce leaves, all of one shape, to an array of that shape; bits as promised.
+
+    Args:
+        inputs: the leaves, in order: one of each rank, or the micro-batches of all ranks.
+        op: how they are combined.
+        divisor: what "avg" divides by, in place of the number of leaves.
+        dtype: the result's, a float's if it is not the leaves' own; that of the first if omitted.
 
     Raises:
         ValueError: `op` has no meaning for the dtype.
     """
     with np.errstate(all="ignore"):
-        return _reduce(inputs, op)
+        return _reduce(inputs, op, divisor, np.dtype(dtype or inputs[0].dtype))
 
 
 def is_defined(dtype: np.dtype[Any], op: str) -> bool:
@@ -51,18 +62,20 @@ def is_defined(dtype: np.dtype[Any], op: str) -> bool:
     return True
 
 
-def _reduce(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
-    dtype, name = inputs[0].dtype, inputs[0].dtype.name
+def _reduce(
+    inputs: Sequence[np.ndarray], op: str, divisor: float | None, dtype: np.dtype[Any]
+) -> np.ndarray:
+    name = dtype.name
     if op in ("min", "max"):
         result = tree(inputs, _minimum if op == "min" else _maximum)
     elif op in ("band", "bor", "bxor") and name not in _FLOATS:
         functions = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
         result = tree(inputs, functions[op])
     elif op in ("sum", "prod", "avg") and name != "bool":
-        wide = [x.astype(_ACCUMULATOR.get(name, dtype)) for x in inputs]
+        wide = [x.astype(_ACCUMULATOR.get(x.dtype.name, x.dtype)) for x in inputs]
         result = tree(wide, np.multiply if op == "prod" else np.add)
         if op == "avg":
-            result = _divided(result, len(inputs))
+            result = _divided(result, divisor or len(inputs))
         result = result.astype(dtype)
     else:
         raise ValueError(f"{op} has no meaning for {name}")
@@ -73,7 +86,7 @@ def _reduce(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
     return result
 
 
-def _divided(total: np.ndarray, n: int) -> np.ndarray:
+def _divided(total: np.ndarray, n: float) -> np.ndarray:
     """An IEEE division; of integers the quotient, cut towards zero."""
     if total.dtype.kind not in "iu":
         return total / total.dtype.type(n)

@@ -26,6 +26,7 @@ LAYERS: dict[str, set[str]] = {
     "system_limits": {"config", "errors"},
     "placement": {"config", "errors"},
     "order": set(),
+    "deal": {"errors", "order"},
     "triton": {"errors", "order"},
     "reference": {"order"},
     "typing": set(),
@@ -55,7 +56,7 @@ LAYERS: dict[str, set[str]] = {
         *("planning", "schedule", "system_limits", "transport", "typing"),
     },
     "launch": {"bootstrap", "config", "errors", "system_limits"},
-    "__init__": {"_core", "bootstrap", "communicator", "config", "errors"},
+    "__init__": {"_core", "bootstrap", "communicator", "config", "deal", "errors"},
     "torch": {
         *("_core", "_torch", "agree", "bootstrap", "compression", "config", "dtypes", "errors"),
         *("order", "placement", "shim", "system_limits", "triton", "typing"),

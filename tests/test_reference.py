@@ -82,6 +82,22 @@ def test_each_operation_rounds_once_and_the_end_once(dtype, op, ranks, seed):
     assert np.array_equal(reference.reduce(leaves, op).astype(float), want, equal_nan=True)
 
 
+@pytest.mark.parametrize("out", ["float8_e5m2", "float16", "bfloat16", "float32"])
+def test_leaves_of_several_types_are_divided_and_rounded_once(out):
+    """Of micro-batches: by a divisor that is not their number, to a type that is not theirs."""
+    types = ["float16", "bfloat16", "float32", "float8_e4m3fn", "float16", "bfloat16", "float32"]
+    leaves = [
+        (leaf / np.float16(256)).astype(dtype_of(dtype))  # in the range of all
+        for leaf, dtype in zip(order_sensitive("float16", 7, 200), types, strict=True)
+    ]
+    got = reference.reduce(leaves, "avg", 12_345, dtype_of(out))
+    fp32, columns = FORMATS["float32"], np.array([leaf.astype(float) for leaf in leaves]).T
+    for value, column in zip(got.astype(float), columns.tolist(), strict=True):
+        total = reference.tree([*map(Fraction, column)], lambda a, b: fp32.round(a + b))
+        assert value == float(FORMATS[out].round(fp32.round(total / 12_345)))
+    assert not same_bits(got, reference.reduce(leaves, "avg", None, dtype_of(out)))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bit_types_round_to_nearest_even_everywhere(dtype):
     """Products of two numbers lie anywhere between two neighbours: normal, subnormal, or beyond."""
