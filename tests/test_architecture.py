@@ -31,7 +31,7 @@ LAYERS: dict[str, set[str]] = {
     "reference": {"order"},
     "typing": set(),
     "host_memory": {"errors"},
-    "schedule": {"errors", "order", "placement"},
+    "schedule": {"deal", "errors", "order", "placement"},
     "shim": {"config", "errors"},
     "transport": {"_core", "_torch", "config", "errors", "shim", "system_limits"},
     "planning": {"_core", "config", "errors", "schedule", "transport"},

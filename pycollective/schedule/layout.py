@@ -135,15 +135,17 @@ def lay_out(
 def workspace(schedule: Schedule) -> Workspace:
     """What all ranks set aside: the same on every rank.
 
-    The most that any rank needs. Beyond `COUNTED_RANKS`, of an operation without a root among hosts
-    of equal blocks of ranks, some ranks are counted, and more is set aside than these need: a
-    sixteenth where the number of ranks is a power of two, else half as much. A rank that lacked a
-    place would be refused alone, and the others would wait for it; so elsewhere all are counted.
+    The most that any rank needs. Beyond `COUNTED_RANKS`, of an operation without a root and without
+    a deal among hosts of equal blocks of ranks, some ranks are counted, and more is set aside than
+    these need: a sixteenth where the number of ranks is a power of two, else half as much. A rank
+    that lacked a place would be refused alone, and the others would wait for it; so elsewhere all
+    are counted.
     """
     topology = schedule.topology
     n, size = topology.ranks, len(topology.hosts[0])
     equal = n % size == 0 and topology.host_of == tuple(rank // size for rank in range(n))
-    if n <= COUNTED_RANKS or not equal or schedule.operation.rooted:
+    counted = n <= COUNTED_RANKS or not equal or schedule.deal is not None
+    if counted or schedule.operation.rooted:
         return needed(lay_out(schedule, rank) for rank in range(n))
     nodes, items, steps = needed(lay_out(schedule, rank) for rank in _neediest(n))
     parts = 2 if n & (n - 1) else 16

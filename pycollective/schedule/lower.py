@@ -2,12 +2,15 @@
 
 A rank holds finished nodes of the order, each in a buffer: its **partial**. A transfer sends what
 the target lacks of the source's partial. Where the target then holds two siblings, they are
-combined, and so on upwards; so a rank that holds all leaves holds the root, and finishes it.
+combined, and so on upwards; so a rank that has the inputs of all ranks holds the root, and finishes
+it. With a deal an input is nodes, none or several, which say nothing of the rank's number: the
+leaves of a set of ranks are the union of theirs, and so may be the root before all ranks have
+given. It is finished, and becomes the result, only where all have.
 
 `lower` follows all ranks. `lower_rank` follows one, without looking at the others: which nodes it
-receives follows from the leaves that a transfer carries, since the sender has combined whatever
-siblings have met, so its partial is their cover by the largest nodes. The tests compare the two,
-and the proof knows neither.
+receives follows from the ranks whose inputs a transfer carries, since the sender has combined
+whatever siblings have met, so its partial is their cover by the largest nodes. The tests compare
+the two, and the proof knows neither.
 """
 
 from __future__ import annotations
@@ -18,11 +21,23 @@ from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 
+from pycollective.deal import Deal
 from pycollective.order import Node, cover, split
 
 from .operation import Operation
-from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Step, Type
-from .transfer import Ranges, Transfer
+from .steps import (
+    INPUT,
+    OUTPUT,
+    Combine,
+    Copy,
+    RankSteps,
+    Receive,
+    Send,
+    Step,
+    Type,
+    input_buffers,
+)
+from .transfer import Ranges, Transfer, merged
 
 
 class ScheduleError(AssertionError):
@@ -55,27 +70,34 @@ def family_of(leaves: int) -> Family:
 class Holding:
     """What one rank has of the shard, and its steps so far."""
 
-    __slots__ = ("nodes", "result", "steps", "types", "wants")
+    __slots__ = ("inputs", "nodes", "result", "steps", "types", "wants")
 
     def __init__(self, wants: bool) -> None:
+        self.inputs = 0  # whose are in the partial: a bit for each rank
         self.nodes: dict[Node, int] = {}  # the partial: each node's buffer
         self.result: int | None = None  # buffer
         self.wants = wants
         self.steps: list[Step] = []
         self.types = [_LEAF, _RESULT]  # INPUT, OUTPUT
 
-    def begin(self, reduces: bool, rank: int, ranks: int) -> None:
-        """Have an input: a leaf, or what is only moved."""
-        if reduces:
-            leaf = rank, rank + 1
-            self.nodes[leaf] = INPUT
-            if ranks == 1:
-                self.combine(-1, leaf, [(leaf, INPUT)], finish=True)
+    def begin(self, reduces: bool, rank: int, ranks: int, deal: Deal | None) -> None:
+        """Have an input: a leaf, or the nodes that were dealt, or what is only moved."""
+        if not reduces:
+            self.types[INPUT] = _RESULT
+            self.result = INPUT
+            if self.wants:
+                self.steps.append(Copy(-1, OUTPUT, INPUT))
             return
-        self.types[INPUT] = _RESULT
-        self.result = INPUT
-        if self.wants:
-            self.steps.append(Copy(-1, OUTPUT, INPUT))
+        self.inputs = 1 << rank
+        nodes = [(rank, rank + 1)]
+        if deal is not None:
+            nodes = deal.nodes(rank)
+            self.types[INPUT] = _NODE
+            self.types += [_NODE] * (len(nodes) - 1)
+        self.nodes = dict(zip(nodes, input_buffers(len(nodes)), strict=True))
+        if ranks == 1:
+            root = 0, nodes[-1][1]
+            self.combine(-1, root, list(self.nodes.items()), finish=True)
 
     def all_buffers(self) -> tuple[int, ...]:
         """All that it has: the result, or else the nodes, ascending."""
@@ -108,12 +130,15 @@ class Holding:
             sent.append(buffer)
             arrived[node] = len(types)
             types.append(source.types[buffer])
-        if not sent:
+        if not sent and not source.inputs & ~self.inputs:
             raise ScheduleError(f"{transfer} carries nothing")
         return tuple(sent), tuple(range(first, len(types)))
 
-    def add(self, step: int, arrived: dict[Node, int], family: Family) -> None:
-        """Take in nodes; combine siblings, as far up as it goes."""
+    def add(self, step: int, arrived: dict[Node, int], family: Family, complete: bool) -> None:
+        """Take in nodes; combine siblings, as far up as it goes.
+
+        `complete`: the inputs of all ranks are there now.
+        """
         nodes = self.nodes
         made: list[Node] = []
         operands: list[tuple[Node, int]] = []
@@ -137,8 +162,11 @@ class Holding:
         made.sort()
         for node in made:
             end = bisect_left(operands, ((node[1], 0), 0)) if len(made) > 1 else len(operands)
-            self.combine(step, node, operands[:end], finish=family[node][0] is None)
+            self.combine(step, node, operands[:end], complete and family[node][0] is None)
             del operands[:end]
+        if complete and self.result is None:  # the root was there before the last had given
+            (root,) = nodes.items()
+            self.combine(step, root[0], [root], finish=True)
 
     def combine(
         self, step: int, node: Node, operands: list[tuple[Node, int]], finish: bool
@@ -163,7 +191,12 @@ class _Holdings(dict[int, Holding]):
 
 
 def lower(
-    operation: Operation, shard: int, ranks: int, root: int, transfers: Iterable[Transfer]
+    operation: Operation,
+    shard: int,
+    ranks: int,
+    root: int,
+    transfers: Iterable[Transfer],
+    deal: Deal | None = None,
 ) -> dict[int, RankSteps]:
     """The steps of each rank that has any, for one shard.
 
@@ -173,20 +206,23 @@ def lower(
         ranks: number of ranks.
         root: of the operation, where it has one.
         transfers: those of all ranks, in any order. Their leaves are not looked at.
+        deal: which leaves each rank gives; None for one each.
 
     Raises:
         ScheduleError: a transfer carries nothing, or a node or the result twice.
     """
-    family = family_of(ranks)
+    family = family_of(ranks if deal is None else deal.leaves)
+    everyone = (1 << ranks) - 1
     holdings = _Holdings(operation.wants(shard, ranks, root))
     for rank in operation.sources(shard, ranks, root):
-        holdings[rank].begin(operation.reduces, rank, ranks)
+        holdings[rank].begin(operation.reduces, rank, ranks, deal)
 
     for step, together in groupby(sorted(transfers), key=itemgetter(0)):
         # What arrives in a step is there for others from the next one on.
         receives: list[tuple[Holding, Receive]] = []
         results: dict[int, int] = {}
         arrived: dict[int, dict[Node, int]] = {}
+        given: dict[int, int] = {}  # by taker: whose inputs arrive
         for transfer in together:
             _, giver, taker, _ = transfer
             source, target = holdings[giver], holdings[taker]
@@ -199,6 +235,7 @@ def lower(
             else:
                 here = arrived.setdefault(taker, {})
                 sent, received = target.receive_from(source, here, transfer)
+                given[taker] = given.get(taker, 0) | source.inputs
             source.steps.append(Send(step, taker, sent))
             receives.append((target, Receive(step, giver, received)))
         for target, receive in receives:
@@ -206,19 +243,28 @@ def lower(
         for taker, buffer in results.items():
             holdings[taker].result = buffer
         for taker, parts in arrived.items():
-            holdings[taker].add(step, parts, family)
+            own = holdings[taker]
+            own.inputs |= given[taker]
+            own.add(step, parts, family, own.inputs == everyone)
     return {rank: RankSteps(own.steps, own.types) for rank, own in holdings.items() if own.steps}
 
 
-def nodes_of(leaves: Ranges, ranks: int) -> list[Node]:
+def nodes_of(ranges: Ranges, leaves: int) -> list[Node]:
     """The partial of a rank that has these leaves."""
     nodes: list[Node] = []
-    for each in leaves:
+    for each in ranges:
         if each[1] - each[0] == 1:
             nodes.append(each)
         else:
-            nodes += cover(*each, ranks)
+            nodes += cover(*each, leaves)
     return nodes
+
+
+@lru_cache(maxsize=1 << 13)
+def dealt_nodes(ranks: Ranges, deal: Deal) -> list[Node]:
+    """The partial of a rank that has the inputs of these ranks."""
+    leaves = merged(each for lo, hi in ranks for held in deal.held[lo:hi] for each in held)
+    return nodes_of(leaves, deal.leaves)
 
 
 def lower_rank(
@@ -228,6 +274,7 @@ def lower_rank(
     root: int,
     rank: int,
     transfers: list[Transfer],
+    deal: Deal | None = None,
 ) -> RankSteps | None:
     """The steps of one rank for one shard, as `lower` has them; None if it has none.
 
@@ -238,19 +285,20 @@ def lower_rank(
         root: of the operation, where it has one.
         rank: the rank.
         transfers: what it sends and receives, in any order.
+        deal: which leaves each rank gives; None for one each.
 
     Raises:
         ScheduleError: they bring a node or the result twice, or carry other leaves than there are.
     """
     wants = rank in operation.wants(shard, ranks, root)
-    if len(transfers) <= 2:
+    if len(transfers) <= 2 and deal is None:
         simple = _simple(operation, wants, rank, transfers)
         if simple is not None:
             return RankSteps(simple, _PLAIN)
     own = Holding(wants)
     if rank in operation.sources(shard, ranks, root):
-        own.begin(operation.reduces, rank, ranks)
-    held = int(operation.reduces)  # leaves
+        own.begin(operation.reduces, rank, ranks, deal)
+    held = int(operation.reduces)  # how many ranks' inputs
     steps, types = own.steps, own.types
     transfers.sort()
     at, end = 0, len(transfers)
@@ -277,18 +325,19 @@ def lower_rank(
             else:
                 taken += _size(leaves)
                 first = len(types)
-                for node in nodes_of(leaves, ranks):
+                for node in dealt_nodes(leaves, deal) if deal else nodes_of(leaves, ranks):
                     if node in arrived or node in own.nodes:
                         raise ScheduleError(f"{transfer} brings node {node} a second time")
                     arrived[node] = len(types)
-                    types.append(_LEAF if node[1] - node[0] == 1 else _NODE)
+                    types.append(_NODE if deal or node[1] - node[0] > 1 else _LEAF)
                 receives.append(Receive(step, source, tuple(range(first, len(types)))))
         steps += receives
         if result is not None:
             own.result = result
-        if arrived:
+        if taken:
             held += taken
-            own.add(step, arrived, family_of(ranks))
+            family = family_of(ranks if deal is None else deal.leaves)
+            own.add(step, arrived, family, held == ranks)
     return RankSteps(steps, types) if steps else None
 
 

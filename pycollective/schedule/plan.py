@@ -32,9 +32,9 @@ from .layout import (
     workspace,
 )
 from .schedule import Schedule
-from .steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Step
+from .steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Step, input_buffers
 
-Ref = tuple[int, int, int, int]  # place, rank, shard, index
+Ref = tuple[int, int, int, int]  # place, rank, shard, index; of a dealt input its number
 WAIT, COPY, COMBINE, PUBLISH, POST, RECEIVE, SEND, SETTLE = range(8)
 
 
@@ -52,6 +52,8 @@ class Plan:
     steps: int
     pieces: str
     shards: int
+    leaves: int
+    rows: int
     nodes: int = 0
     items: int = 0
     refs: list[Ref] = field(default_factory=list)
@@ -94,6 +96,8 @@ def make_plan(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None =
         set_aside.steps,
         schedule.operation.pieces,
         schedule.shards,
+        leaves=0 if schedule.deal is None else schedule.deal.leaves,
+        rows=0 if schedule.deal is None else schedule.inputs_of(rank),
         nodes=set_aside.nodes,
         items=set_aside.items,
         readers=sorted(topology.local_index[reader] for reader in own.readers),
@@ -137,16 +141,19 @@ class _Maker:
     ) -> None:
         self.plan = plan
         self.rank = own.rank
+        inputs = input_buffers(schedule.inputs_of(own.rank))
+        self.inputs = {buffer: number for number, buffer in enumerate(inputs)}
         self.own = own
         self.arrives = arrives
         topology = schedule.topology
         self.member = {r: m for m, r in enumerate(topology.hosts[topology.host_of[own.rank]])}
         self.copies_first = copies_first(schedule)
-        # Only what is reduced comes back to where an input lies.
-        self.must_settle = schedule.operation.reduces
+        # Only what is reduced comes back to where an input lies; nodes that were dealt lie apart.
+        self.must_settle = schedule.operation.reduces and schedule.deal is None
         self.sends = 0
         self.unsettled = 0  # sends, to the last that goes from where an input lies
         self.messages: dict[tuple[int, int, bool], int] = {}  # by (step, rank, whether received)
+        self.peers: set[int] = set()  # of other hosts, also those to whom an empty partial goes
         self.numbers: dict[Ref, int] = {}  # of refs
         self.published = 0
         self.unpublished = 0
@@ -174,7 +181,7 @@ class _Maker:
                     self.combine(shard, step)
                 elif isinstance(step, Copy):
                     self.emit(COPY, self.ref(shard, step.source), self.ref(shard, step.out))
-        self.plan.peers = sorted({rank for rank, _, _, _ in self.plan.messages})
+        self.plan.peers = sorted(self.peers)
 
     def messages_between_hosts(
         self, steps: list[tuple[int, Step]], received: bool
@@ -185,8 +192,10 @@ class _Maker:
             if isinstance(step, Receive if received else Send):
                 other = step.source if isinstance(step, Receive) else step.to
                 if other not in self.member:
-                    pieces = found.setdefault((step.step, other), [])
-                    pieces += [(shard, buffer) for buffer in step.buffers]
+                    self.peers.add(other)
+                    if step.buffers:
+                        pieces = found.setdefault((step.step, other), [])
+                        pieces += [(shard, buffer) for buffer in step.buffers]
         return [(number, other, pieces) for (number, other), pieces in sorted(found.items())]
 
     def message(
@@ -214,7 +223,7 @@ class _Maker:
     def send_between_hosts(self, steps: list[tuple[int, Step]]) -> None:
         for number, other, pieces in self.messages_between_hosts(steps, received=False):
             for shard, buffer in pieces:
-                if buffer != INPUT:
+                if buffer not in self.inputs:
                     continue
                 if self.copies_first:
                     if (shard, buffer) not in self.in_place:
@@ -267,8 +276,8 @@ class _Maker:
         rank = self.rank
         if buffer == -1:  # the input, in a place of its own
             return self.slot(shard, INPUT)
-        if buffer == INPUT:
-            return self.ref_at(IN_INPUT, rank, shard, 0)
+        if buffer in self.inputs:
+            return self.ref_at(IN_INPUT, rank, shard, self.inputs[buffer])
         if buffer == OUTPUT:
             return self.ref_at(IN_OUTPUT, rank, shard, 0)
         if (shard, buffer) in self.received:
@@ -295,6 +304,8 @@ class _Maker:
 
     def receive(self, shard: int, step: Receive) -> None:
         theirs = self.arrives[shard, step.step, step.source]
+        if not theirs:
+            return
         last = max(event for _, _, event in theirs)
         if last > self.awaited.get(step.source, 0):
             self.awaited[step.source] = last

@@ -4,7 +4,8 @@ Knows the order and the steps, and nothing of what made them, which is not trust
 it follows every buffer's value, symbolically, and shows that
 
 1. each rank that must end with the shard does, with the root of all leaves, finished once;
-2. each node is computed from its own children, as the order has them;
+2. each node is computed from its own children, as the order has them; and of a deal, the inputs are
+   the nodes that were dealt, which are all leaves, each once;
 3. each send meets its receive, at the same step number, buffer for buffer and type for type;
 4. a buffer is written once, before it is read, and what is sent was there before that step.
 
@@ -22,10 +23,21 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from pycollective.deal import Deal
 from pycollective.order import Node, split
 
 from .operation import Operation
-from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Type
+from .steps import (
+    INPUT,
+    OUTPUT,
+    Combine,
+    Copy,
+    RankSteps,
+    Receive,
+    Send,
+    Type,
+    input_buffers,
+)
 
 _DONE = "result"  # the value of a finished shard; other values are nodes
 Value = Node | str
@@ -45,35 +57,51 @@ def check_shard(
     ranks: int,
     root: int,
     lowered: Mapping[int, RankSteps],
+    deal: Deal | None = None,
 ) -> None:
     """Prove the steps of one shard.
+
+    Args:
+        operation: what is asked of the shard.
+        shard: its number.
+        ranks: number of ranks.
+        root: of the operation, where it has one.
+        lowered: the steps of each rank that has any.
+        deal: which leaves each rank gives; None for one each.
 
     Raises:
         Fault: they are wrong.
     """
     sources = operation.sources(shard, ranks, root)
+    leaves = ranks if deal is None else deal.leaves
+    order = _nodes(leaves)
+    if deal is not None:
+        check_deal(deal, ranks, order)
     holders: list[_Rank] = []
     for rank, steps in lowered.items():
         if not 0 <= rank < ranks:
             raise Fault(f"there is no rank {rank}")
         own = _Rank(rank, steps.types)
-        if rank in sources:
+        if rank in sources and deal is not None:
+            own.begin_with(deal.nodes(rank))
+        elif rank in sources:
             own.begin((rank, rank + 1) if operation.reduces else _DONE)
         holders.append(own)
 
     numbers = _by_number(holders, lowered)
-    order = _nodes(ranks)
     for number in sorted(numbers):
         sends, receives, rest = numbers[number]
         _deliver(number, sends, receives, ranks)
         for own, step in rest:
             if type(step) is Combine:
-                own.combine(step, order, (0, ranks))
+                own.combine(step, order, (0, leaves), deal is not None)
             else:
                 own.copy(step)
 
     for own in holders:
-        if INPUT in own.values and own.rank not in sources:
+        if INPUT in own.values and (
+            own.rank not in sources or (deal is not None and not deal.held[own.rank])
+        ):
             raise Fault(f"rank {own.rank} writes to its input")
     finished = {own.rank for own in holders if own.values.get(OUTPUT) == _DONE}
     wanted = set(operation.wants(shard, ranks, root))
@@ -81,6 +109,26 @@ def check_shard(
         raise Fault(f"rank {rank} gets an output that it must not have")
     for rank in sorted(wanted - finished):
         raise Fault(f"rank {rank} never has its output")
+
+
+def check_deal(deal: Deal, ranks: int, order: frozenset[Node]) -> None:
+    """Show that the ranks begin with nodes of the order, and give each leaf once.
+
+    Raises:
+        Fault: not so.
+    """
+    if deal.size != ranks:
+        raise Fault(f"leaves are dealt to {deal.size} ranks, and there are {ranks}")
+    given = sorted(each for rank in range(ranks) for each in deal.nodes(rank))
+    at = 0
+    if not order.issuperset(given):
+        raise Fault("what was dealt are not nodes of the order")
+    for lo, hi in given:
+        if lo != at:
+            raise Fault(f"of the leaves dealt, {min(lo, at)} is not given once")
+        at = hi
+    if at != deal.leaves:
+        raise Fault(f"{at} of {deal.leaves} leaves are dealt")
 
 
 class _Rank:
@@ -105,6 +153,13 @@ class _Rank:
             raise Fault(f"rank {self.rank}'s input is a {self.types[INPUT].value}")
         self.values[INPUT] = value
 
+    def begin_with(self, nodes: list[Node]) -> None:
+        """Have nodes that were dealt."""
+        for buffer, node in zip(input_buffers(len(nodes)), nodes, strict=True):
+            if self.types[buffer] is not _NODE:
+                raise Fault(f"rank {self.rank}'s input is a {self.types[buffer].value}")
+            self.values[buffer] = node
+
     def check_write(self, step: int, buffer: int, kind: Type) -> None:
         """Show that a buffer of this type is free."""
         if buffer in self.values:
@@ -114,7 +169,7 @@ class _Rank:
         if self.types[buffer] is not kind:
             self.fail(step, f"writes a {kind.value} to a buffer for a {self.types[buffer].value}")
 
-    def combine(self, step: Combine, order: frozenset[Node], root: Node) -> None:
+    def combine(self, step: Combine, order: frozenset[Node], root: Node, dealt: bool) -> None:
         number, out, node, operands, finish = step
         if node not in order:
             self.fail(number, f"computes {node}, which is no node of the order")
@@ -131,7 +186,8 @@ class _Rank:
         if at != end:
             parts = [operand for operand, _ in operands]
             self.fail(number, f"computes {node} from {parts}: not its parts, each once, in order")
-        if finish != (node == root):
+        # Of a deal the root may travel as a node: it is finished where all ranks have given.
+        if finish != (node == root) and (finish or not dealt):
             self.fail(number, f"{'finishes' if finish else 'does not finish'} {node} of {root}")
         self.check_write(number, out, _RESULT if finish else _NODE)
         values[out] = _DONE if finish else node

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from pycollective.deal import Deal
 from pycollective.errors import ConfigurationError
 
 from .algorithms import ALGORITHMS, Algorithm
@@ -26,6 +27,7 @@ class Schedule:
         topology: which ranks share a host.
         root: of the operation, where it has one.
         shards: number of shards.
+        deal: of a reduction, which leaves each rank gives; None for one each.
     """
 
     operation: Operation
@@ -33,6 +35,7 @@ class Schedule:
     topology: Topology
     root: int
     shards: int
+    deal: Deal | None = None
 
     def transfers(self, shard: int) -> list[Transfer]:
         """What all ranks send of a shard."""
@@ -46,7 +49,12 @@ class Schedule:
 
     def lowered(self, shard: int) -> dict[int, RankSteps]:
         """The steps of each rank that has any, for a shard."""
-        return lower(self.operation, shard, self.topology.ranks, self.root, self.transfers(shard))
+        n, transfers = self.topology.ranks, self.transfers(shard)
+        return lower(self.operation, shard, n, self.root, transfers, self.deal)
+
+    def inputs_of(self, rank: int) -> int:
+        """How many inputs a rank has: with a deal, the nodes that make up its leaves."""
+        return 1 if self.deal is None else len(self.deal.nodes(rank))
 
     def lowered_for(self, rank: int) -> Iterator[tuple[int, RankSteps]]:
         """Each shard of which a rank has steps, and these; without lowering the other ranks'."""
@@ -57,7 +65,7 @@ class Schedule:
             shards = sorted({*range(rank * n, rank * n + n), *range(rank, n * n, n)})
         for shard in shards:
             own = of_rank(self.topology, shard, root, rank)
-            steps = lower_rank(self.operation, shard, n, root, rank, own)
+            steps = lower_rank(self.operation, shard, n, root, rank, own, self.deal)
             if steps is not None:
                 yield shard, steps
 
@@ -68,12 +76,18 @@ def algorithms_for(operation: str) -> tuple[str, ...]:
     return tuple(name for name, each in ALGORITHMS.items() if operation in each.transfers)
 
 
-def make_schedule(operation: str, algorithm: str, topology: Topology, root: int = 0) -> Schedule:
+def make_schedule(
+    operation: str,
+    algorithm: str,
+    topology: Topology,
+    root: int = 0,
+    deal: Deal | None = None,
+) -> Schedule:
     """The schedule of a collective.
 
     Raises:
         ConfigurationError: there is no such operation or algorithm, or the algorithm cannot do the
-            operation; the message names those that can.
+            operation; the message names those that can. Or the deal is among other ranks.
     """
     what = find_operation(operation)
     possible = algorithms_for(operation)
@@ -85,8 +99,12 @@ def make_schedule(operation: str, algorithm: str, topology: Topology, root: int 
     if not 0 <= root < topology.ranks:
         raise ConfigurationError(f"root {root} is not one of 0 to {topology.ranks - 1}")
     n = topology.ranks
+    if deal is not None and (not what.reduces or deal.size != n):
+        raise ConfigurationError(
+            f"{operation} on {n} ranks cannot have a deal of leaves to {deal.size} ranks"
+        )
     how = ALGORITHMS[algorithm]
     shards = {"cut": how.cuts(topology), "ranks": n, "pairs": n * n}[what.pieces]
     if what.rooted and not what.reduces and what.pieces == "cut":
         shards = 1  # a broadcast's root has all of it
-    return Schedule(what, how, topology, root, shards)
+    return Schedule(what, how, topology, root, shards, deal)

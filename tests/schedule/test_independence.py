@@ -10,11 +10,15 @@ import pytest
 import pycollective.schedule
 
 FOLDER = Path(pycollective.schedule.__file__).parent
-# What the proof reads: the order, what an operation asks for, and the steps.
+# What the proof reads: the order, the deal, what an operation asks for, and the steps.
 MAY_IMPORT = {
     "pycollective.order": {"Node", "split"},
+    "pycollective.deal": {"Deal"},
     "operation": {"Operation"},
-    "steps": {"INPUT", "OUTPUT", "Combine", "Copy", "RankSteps", "Receive", "Send", "Type"},
+    "steps": {
+        *("INPUT", "OUTPUT", "Combine", "Copy", "RankSteps", "Receive", "Send", "Type"),
+        "input_buffers",
+    },
 }
 
 
