@@ -11,13 +11,15 @@
 mpiexec and srun; started alone it is one rank.
 
 `init` makes a `Communicator`, whose methods are the collectives: see ``help(pc.Communicator)``. A
-`Work` is a call that is under way. `leaves_of` shares micro-batches out to ranks. What fails raises `ConfigurationError`, or a kind of
+`Work` is a call that is under way. `leaves_of` shares micro-batches out to ranks, and an
+`Accumulator` adds up those of a rank. What fails raises `ConfigurationError`, or a kind of
 `CollectiveError`. `pycollective.torch` is the backend for torch.distributed,
 `pycollective.compression` averages with fewer bytes, and `pycollective.typing` has the names that
 annotations need.
 """
 
 from pycollective._core import Work
+from pycollective.accumulator import Accumulator
 from pycollective.bootstrap.init import init
 from pycollective.communicator import ANY_SOURCE, Communicator
 from pycollective.config import VERSION as __version__
@@ -33,6 +35,7 @@ from pycollective.errors import (
 
 __all__ = [
     "ANY_SOURCE",
+    "Accumulator",
     "CollectiveAborted",
     "CollectiveError",
     "CollectiveMismatch",

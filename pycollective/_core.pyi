@@ -558,6 +558,13 @@ class DeviceGroup:
     def unmap(self) -> bool: ...
 
 def abort_all(reason: str) -> None: ...
+def accumulate(
+    leaf: Sequence[Any],
+    shapes: Sequence[Sequence[int]],
+    nodes: Sequence[Any],
+    out: Any,
+    simd: str = "",
+) -> None: ...
 def close_all() -> bool: ...
 def combine_into(
     inputs: Sequence[Any],

@@ -27,6 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "placement": {"config", "errors"},
     "order": set(),
     "deal": {"errors", "order"},
+    "accumulator": {"_core", "deal", "errors", "order", "typing"},
     "triton": {"errors", "order"},
     "reference": {"order"},
     "typing": set(),
@@ -56,7 +57,9 @@ LAYERS: dict[str, set[str]] = {
         *("planning", "schedule", "system_limits", "transport", "typing"),
     },
     "launch": {"bootstrap", "config", "errors", "system_limits"},
-    "__init__": {"_core", "bootstrap", "communicator", "config", "deal", "errors"},
+    "__init__": {
+        *("_core", "accumulator", "bootstrap", "communicator", "config", "deal", "errors"),
+    },
     "torch": {
         *("_core", "_torch", "agree", "bootstrap", "compression", "config", "dtypes", "errors"),
         *("order", "placement", "shim", "system_limits", "triton", "typing"),

@@ -2,9 +2,11 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -102,6 +104,8 @@ auto run(Function function) {
 }
 
 // --- Reductions.
+
+constexpr std::size_t kLeastStreamed = std::size_t{4} << 20;  // bytes of a row
 
 ReduceOp op_named(const std::string& name) {
   if (const ReduceOpTraits* found = find_named(kReduceOpTable, name)) return found->op;
@@ -202,6 +206,98 @@ void combine_into(const std::vector<py::object>& inputs, const std::vector<int>&
     if (finishing == nullptr) return;
     const Combination alone{&kRecipeTake, 1, 1, leaves, true};
     combine_exactly(finishing, alone, {{data, true}}, {size}, data, size, to.count());
+  });
+}
+
+// A leaf's array for a row of an accumulator; what is strided is copied.
+class LeafPart {
+ public:
+  LeafPart(const py::object& object, const std::vector<std::size_t>& shape,
+           const std::string& name) {
+    for (const std::size_t extent : shape) count_ *= extent;
+    if (object.is_none()) return;
+    if (!view_->open(object.ptr(), name.c_str())) throw py::error_already_set();
+    bool alike = static_cast<std::size_t>(view_->dimensions()) == shape.size();
+    for (int i = 0; alike && i < view_->dimensions(); ++i)
+      alike = view_->extent(i) == shape[static_cast<std::size_t>(i)];
+    if (!alike) {
+      std::vector<std::size_t> given;
+      for (int i = 0; i < view_->dimensions(); ++i) given.push_back(view_->extent(i));
+      refuse(name + " must have shape " + text_of(shape) + ", not " + text_of(given));
+    }
+    dtype_ = view_->dtype();
+    if (find_accumulate(dtype_, SimdLevel::kPortable) == nullptr)
+      refuse(name + " must be of a float type up to float32, not " + name_of(dtype_));
+    if (!view_->stage()) throw py::error_already_set();
+  }
+
+  std::size_t count() const { return count_; }
+  void add_to(const std::vector<const float*>& nodes, float* out, SimdLevel level,
+              bool streaming) const {
+    const auto* const leaf = view_->data();
+    const AccumulateFn accumulate = find_accumulate(dtype_, level);
+    const auto n = static_cast<int>(nodes.size());
+    if (leaf != nullptr || count_ == 0)
+      return accumulate(leaf, nodes.data(), n, out, count_, streaming);
+    // A parameter that the leaf does not use is +0 there.
+    static constexpr float kZeros[1024] = {};
+    std::vector<const float*> from = nodes;
+    for (std::size_t left = count_; left != 0;) {
+      const std::size_t some = std::min(left, std::size(kZeros));
+      accumulate(kZeros, from.data(), n, out, some, streaming);
+      for (const float*& each : from) each += some;
+      out += some;
+      left -= some;
+    }
+  }
+
+ private:
+  static std::string text_of(const std::vector<std::size_t>& shape) {
+    std::string text;
+    for (const std::size_t extent : shape)
+      text += (text.empty() ? "" : ", ") + std::to_string(extent);
+    return "(" + text + (shape.size() == 1 ? ",)" : ")");
+  }
+
+  std::size_t count_ = 1;
+  Dtype dtype_ = Dtype::kFloat32;
+  std::unique_ptr<ArrayView> view_ = std::make_unique<ArrayView>();
+};
+
+void accumulate(const std::vector<py::object>& leaf,
+                const std::vector<std::vector<std::size_t>>& shapes,
+                const std::vector<py::object>& nodes, const py::object& out,
+                const std::string& simd) {
+  const SimdLevel level = level_named(simd);
+  if (leaf.size() != shapes.size())
+    refuse("a leaf must have " + std::to_string(shapes.size()) + " arrays here, not " +
+           std::to_string(leaf.size()));
+  std::vector<LeafPart> parts;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < leaf.size(); ++i) {
+    const std::string which = leaf.size() == 1 ? "" : "array " + std::to_string(i) + " of ";
+    count += parts.emplace_back(leaf[i], shapes[i], which + "the gradient").count();
+  }
+  const Argument to(out, "out", true);
+  std::vector<Argument> arguments;
+  std::vector<const float*> rows;
+  to.of(Dtype::kFloat32);
+  bool in_place = false;
+  for (const py::object& node : nodes) {
+    const Argument& row = arguments.emplace_back(node, "a node", false);
+    row.of(Dtype::kFloat32).long_as(to);
+    rows.push_back(row.as<float>());
+    in_place |= rows.back() == to.as<float>();
+  }
+  if (count != to.count()) refuse("out must have as many elements as all arrays together");
+  run([&] {
+    auto* into = to.as<float>();
+    const bool streaming = !in_place && count * sizeof(float) >= kLeastStreamed;
+    for (const LeafPart& part : parts) {
+      part.add_to(rows, into, level, streaming);
+      for (const float*& row : rows) row += part.count();
+      into += part.count();
+    }
   });
 }
 
@@ -555,6 +651,11 @@ void bind_reductions(py::module_& module) {
       "Combine leaves of `dtype` and nodes of its accumulator's type into `out`, as `recipe` "
       "says (`pycollective.order.recipe`): a node, or with `finish` the result over `leaves` "
       "leaves, in either type.");
+  module.def("accumulate", or_raise(accumulate), py::arg("leaf"), py::arg("shapes"),
+             py::arg("nodes"), py::arg("out"), py::arg("simd") = "",
+             "Add a leaf, an array or None (+0) of each shape, one behind the other, and the rows "
+             "`nodes` that it completes, nearest first, into the row `out`, which may be one of "
+             "them. Rows are flat arrays of float32.");
   module.def(
       "simd_levels",
       [] {

@@ -4,7 +4,10 @@
 // A node as it travels. Its elements are in their own order, whatever order the codec keeps in
 // registers, so that ranks with different instruction sets understand each other.
 template <class Codec, class = void>
-struct Travelling : Plain<typename Codec::Accumulator> {};
+struct Travelling : Plain<typename Codec::Accumulator> {
+  using A = typename Codec::Accumulator;
+  static Step<A> in_order(Step<A> value) { return value; }
+};
 
 // A codec that splits a step into even and odd elements says kInterleaved.
 template <class Codec>
@@ -19,11 +22,11 @@ struct Travelling<Codec, std::enable_if_t<Codec::kInterleaved>> {
     return {shuffle(lower, upper, [](int i) { return 2 * i; }),
             shuffle(lower, upper, [](int i) { return 2 * i + 1; })};
   }
-  static void store(A* to, Step<A> value) {
+  static void store(A* to, Step<A> value) { Plain<A>::store(to, in_order(value)); }
+  static Step<A> in_order(Step<A> value) {
     const auto woven = [](int i) { return i / 2 + (i % 2 ? kHalf : 0); };
-    Plain<A>::store(
-        to, {shuffle(value.first, value.second, woven),
-             shuffle(value.first, value.second, [woven](int i) { return woven(i + kHalf); })});
+    return {shuffle(value.first, value.second, woven),
+            shuffle(value.first, value.second, [woven](int i) { return woven(i + kHalf); })};
   }
 
  private:

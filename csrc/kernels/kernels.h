@@ -48,12 +48,29 @@ using CombineFn = void (*)(const Combination& what, const Term* terms, void* out
                            std::size_t count);
 constexpr std::size_t kNodeRoom = 32;
 
+// Adds a leaf and the nodes that it completes, nearest first, to the node that they make, in fp32:
+//
+//   out[i] = ((leaf[i] + nodes[0][i]) + nodes[1][i]) + ...
+//
+// That is the order, since a + b has the bits of b + a (but for NaNs, of which the end makes one).
+// `out` may be exactly one of the nodes; no other overlap. Any alignment; nothing is touched beyond
+// `count` elements. `streaming`: `out` is written past the caches.
+using AccumulateFn = void (*)(const void* leaf, const float* const* nodes, int n, float* out,
+                              std::size_t count, bool streaming);
+
 struct Kernels {
   ReduceFn reduce = nullptr;
   CombineFn combine = nullptr;
 };
 
 PYCOLLECTIVE_OF_EACH_LEVEL(Kernels find_kernels(Dtype dtype, ReduceOp op))
+
+PYCOLLECTIVE_OF_EACH_LEVEL(AccumulateFn find_accumulate(Dtype leaf))
+
+// Null where `leaf` is no float that fp32 holds.
+inline AccumulateFn find_accumulate(Dtype leaf, SimdLevel level) {
+  return PYCOLLECTIVE_AT_LEVEL(level, find_accumulate(leaf));
+}
 
 // Null where is_defined(dtype, op) is false.
 inline Kernels find_kernels(Dtype dtype, ReduceOp op, SimdLevel level) {

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/kernels.h"
+#include "kernels/streaming.h"
 #include "numerics.h"
 
 namespace pycollective::PYCOLLECTIVE_LEVEL {
@@ -12,6 +13,7 @@ namespace {
 #include "kernels/lanes.inl"
 #include "kernels/reduce.inl"
 #include "kernels/combine.inl"
+#include "kernels/accumulate.inl"
 // clang-format on
 
 template <class Codec, class Op, bool kAverage = false>
@@ -85,6 +87,14 @@ Kernels find_of(ReduceOp op) {
     return find_integer<typename CodecOf<kType>::Stored>(op);
 }
 
+template <Dtype kType>
+AccumulateFn accumulation_of() {
+  if constexpr (traits_of(kType).numbers == Numbers::kFloat &&
+                traits_of(kType).accumulator == sizeof(float))
+    return accumulate<CodecOf<kType>>;
+  return nullptr;
+}
+
 }  // namespace
 
 Kernels find_kernels(Dtype dtype, ReduceOp op) {
@@ -96,6 +106,17 @@ Kernels find_kernels(Dtype dtype, ReduceOp op) {
 #undef PYCOLLECTIVE_CASE
   }
   return {};
+}
+
+AccumulateFn find_accumulate(Dtype leaf) {
+  switch (leaf) {
+#define PYCOLLECTIVE_CASE(X, numbers, type, ...) \
+  case Dtype::type:                              \
+    return accumulation_of<Dtype::type>();
+    PYCOLLECTIVE_EACH_DTYPE(PYCOLLECTIVE_CASE, )
+#undef PYCOLLECTIVE_CASE
+  }
+  return nullptr;
 }
 
 }  // namespace pycollective::PYCOLLECTIVE_LEVEL
