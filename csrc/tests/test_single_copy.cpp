@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/operations/input_place.h"
 #include "engine/operations/point_to_point.h"
 #include "tests/calls.h"
 #include "tests/check.h"
@@ -29,7 +30,9 @@ using namespace pycollective::testing;
 namespace {
 
 constexpr std::size_t kCount = 200'000;  // of a shard: two pieces
+// With a root: as much as is not copied into slots.
 constexpr std::size_t kBroadcast = 100'000;
+constexpr std::size_t kRootedShard = 40'000;
 constexpr float kUntouched = -1;
 constexpr float kChanged = -2;
 
@@ -49,13 +52,18 @@ struct Rank {
 class Call {
  public:
   Call(OpKind kind, int ranks)
-      : group_(ranks), kind_(kind), ranks_(static_cast<std::size_t>(ranks)) {
+      : group_(ranks),
+        kind_(kind),
+        ranks_(static_cast<std::size_t>(ranks)),
+        count_(kind == OpKind::kBroadcast                            ? kBroadcast
+               : kind == OpKind::kGather || kind == OpKind::kScatter ? kRootedShard
+                                                                     : kCount) {
     for (std::size_t r = 0; r < ranks_; ++r) {
       Rank& rank = ranks_of_[r];
       rank.request.kind = is_pair(kind) && r == 0 ? OpKind::kRecv : kind;
       const OperationTraits& traits = traits_of(rank.request.kind);
       rank.request.dtype = Dtype::kFloat32;
-      rank.request.count = kind == OpKind::kBroadcast ? kBroadcast : kCount;
+      rank.request.count = count_;
       const int number = static_cast<int>(r);
       rank.request.root = is_pair(kind) ? 1 - number : kRoot;
       rank.input.resize(elements_of(traits.input, rank.request, number, ranks));
@@ -99,13 +107,13 @@ class Call {
     const auto& output = (*this)[number].output;
     const bool gathers = kind_ == OpKind::kAllGather || kind_ == OpKind::kGather;
     for (std::size_t i = 0; i < output.size(); ++i) {
-      const auto shard = static_cast<int>(i / kCount);
-      const std::size_t own = static_cast<std::size_t>(number) * kCount;
+      const auto shard = static_cast<int>(i / count_);
+      const std::size_t own = static_cast<std::size_t>(number) * count_;
       const float right = is_pair(kind_)                ? value(1, i)
-                          : gathers                     ? value(shard, i % kCount)
+                          : gathers                     ? value(shard, i % count_)
                           : kind_ == OpKind::kBroadcast ? value(kRoot, i)
                           : kind_ == OpKind::kScatter   ? value(kRoot, own + i)
-                                                        : value(shard, own + i % kCount);
+                                                        : value(shard, own + i % count_);
       if (output[i] != right) return false;
     }
     return true;
@@ -130,6 +138,7 @@ class Call {
   const ThreadGroup group_;
   OpKind kind_;
   std::size_t ranks_;
+  std::size_t count_;
   Rank ranks_of_[3];
 };
 
@@ -208,12 +217,24 @@ Failure failure_with(OpKind kind, pid_t process, const std::function<void()>& be
   return call[0].failure;
 }
 
-void one_that_cannot_be_read_is_named(OpKind kind) {
+void a_sender_that_cannot_be_read_is_named() {
   const pid_t idler = start_idler(nullptr);
-  const Failure failure = failure_with(kind, idler, [] {});
+  const Failure failure = failure_with(OpKind::kSend, idler, [] {});
   CHECK(failure.kind == FailureKind::kAborted);
   CHECK(contains(failure.message, "the memory of rank 1 (pid " + std::to_string(idler)));
   CHECK(contains(failure.message, "process_vm_readv: Bad address (errno 14)"));
+  end(idler);
+}
+
+// One rank cannot read another one's memory: all go on through slots, also those that could.
+void a_read_that_is_refused(OpKind kind, int ranks) {
+  const pid_t idler = start_idler(nullptr);
+  Call call(kind, ranks);
+  for (int r = 0; r < ranks; ++r) call.group(r).set_reading(Group::Reading::kAllowed);
+  const int from = kind == OpKind::kGather ? 0 : 1;
+  Inside::set_process(call.group(1 - from), Member(from), idler, 0);
+  for (int i = 0; i < 1000; ++i) call.step(i % ranks);
+  for (int r = 0; r < ranks; ++r) CHECK(call[r].done && call.is_right(r));
   end(idler);
 }
 
@@ -225,10 +246,10 @@ void one_that_was_killed_is_lost(OpKind kind) {
 }
 
 // A process that dies loses its memory before it has ended.
-void one_that_dies_after_its_memory_is_lost(OpKind kind) {
+void a_sender_that_dies_after_its_memory_is_lost() {
   const pid_t idler = start_idler(nullptr);
   std::thread killer;
-  const Failure failure = failure_with(kind, idler, [&] {
+  const Failure failure = failure_with(OpKind::kSend, idler, [&] {
     killer = std::thread([idler] {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the first read comes before
       kill(idler, SIGKILL);
@@ -303,15 +324,67 @@ void input_that_cannot_be_read(OpKind kind) {
   munmap(memory, bytes);
 }
 
+// Each rank's input lies in a shared array or elsewhere, small or not: each reads each where it is.
+void inputs_of_every_place() {
+  constexpr int kRanks = 3;
+  constexpr OpKind kMoving[] = {OpKind::kAllGather, OpKind::kBroadcast, OpKind::kGather,
+                                OpKind::kScatter, OpKind::kAllToAll};
+  const ThreadGroup group(kRanks);
+  group.run([&](int r) {
+    const auto array = group[r]->allocate(kRanks * 5000 * sizeof(float));
+    std::vector<float> ordinary(kRanks * 5000);
+    for (const OpKind kind : kMoving)
+      for (const std::size_t count : {std::size_t{600}, std::size_t{2000}, std::size_t{5000}})
+        for (unsigned shared = 0; shared < 1u << kRanks; ++shared) {
+          auto* input =
+              (shared >> r & 1) != 0 ? reinterpret_cast<float*>(array.get()) : ordinary.data();
+          std::vector<float> output(kRanks * count, kUntouched);
+          for (std::size_t i = 0; i < kRanks * count; ++i) input[i] = value(r, i);
+          Request request;
+          request.kind = kind;
+          request.dtype = Dtype::kFloat32;
+          request.count = count;
+          request.root = 1;
+          request.input = input;
+          request.output = kind == OpKind::kBroadcast && r == 1 ? input : output.data();
+          group[r]->run(request, {});
+          std::fill(input, input + kRanks * count, kChanged);  // as its caller may
+          const OperationTraits& traits = traits_of(kind);
+          const std::size_t own = static_cast<std::size_t>(r) * count;
+          for (std::size_t i = 0; i < elements_of(traits.output, request, r, kRanks); ++i) {
+            const int from =
+                traits.rooted && kind != OpKind::kGather ? 1 : static_cast<int>(i / count);
+            const bool takes_own = traits.input.holds == Holds::kAllShards;
+            CHECK(output[i] == value(from, i % count + (takes_own ? own : 0)));
+          }
+        }
+  });
+}
+
+// What no honest rank says of its input ends the call on all ranks.
+void a_rank_that_lies_about_its_input() {
+  for (const OpKind kind : {OpKind::kAllGather, OpKind::kBroadcast})
+    for (const std::uint64_t word : {kNoInput, kInSmallBuffer, std::uint64_t{4096}}) {
+      Call call(kind, 2);
+      for (int r = 0; r < 2; ++r) call.group(r).mailbox(Member(1)).arrival[1].input = word;
+      for (int i = 0; i < 1000; ++i) call.step(i % 2);
+      for (int r = 0; r < 2; ++r) CHECK(call[r].over() && (!call[r].done || call.is_right(r)));
+    }
+}
+
 }  // namespace
 
 int main() {
+  a_sender_that_cannot_be_read_is_named();
+  a_sender_that_dies_after_its_memory_is_lost();
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kSend}) {
-    one_that_cannot_be_read_is_named(kind);
     one_that_was_killed_is_lost(kind);
-    one_that_dies_after_its_memory_is_lost(kind);
     input_that_cannot_be_read(kind);
   }
+  for (const OpKind kind : kKinds)
+    for (int ranks = 2; !is_pair(kind) && ranks <= 3; ++ranks) a_read_that_is_refused(kind, ranks);
+  inputs_of_every_place();
+  a_rank_that_lies_about_its_input();
   another_process_with_its_pid_is_not_read();
   a_token_that_ends_outside_memory();
   for (const OpKind kind : kKinds)

@@ -16,6 +16,7 @@ constexpr std::uint64_t kInSharedArray = std::uint64_t{1} << 63;
 constexpr std::uint64_t kMayNotRead = std::uint64_t{1} << 62;
 constexpr std::uint64_t kUnreadable = 1;  // peers cannot read it, or must not in this call
 constexpr std::uint64_t kNoInput = 2;
+constexpr std::uint64_t kInSmallBuffer = 3;  // the rank has copied it there, as OneShot does
 
 constexpr bool in_shared_array(std::uint64_t word) { return (word & kInSharedArray) != 0; }
 

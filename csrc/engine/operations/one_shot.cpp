@@ -40,23 +40,24 @@ bool OneShot::fits(const Group& group, const Request& request) {
 }
 
 void OneShot::start() {
-  if (group_.size() > 1) share();
+  if (group_.size() > 1) share(group_, request_, sequence_);
   arrival_.arrive();
 }
 
-void OneShot::share() {
-  const Member me = group_.me();
-  const Contribution mine = contribution(request_, me.index(), group_.size());
+void OneShot::share(Group& group, const Request& request, std::uint64_t sequence) {
+  const Member me = group.me();
+  const Contribution mine = contribution(request, me.index(), group.size());
   if (!mine.given) return;
-  const auto* input = static_cast<const std::byte*>(request_.input);
-  if (traits_of(request_.kind).input.holds != Holds::kAllShards)
-    return group_.stores().write(buffer_of(me), input, mine.bytes);
+  const auto* input = static_cast<const std::byte*>(request.input);
+  std::byte* const buffer = buffer_of(group, me, sequence);
+  if (traits_of(request.kind).input.holds != Holds::kAllShards)
+    return group.stores().write(buffer, input, mine.bytes);
   // Nobody else wants the own shard.
-  const Shards shards(request_, group_.size());
-  const std::size_t begin = shards.begin(me.index()) * size_of(request_.dtype);
-  const std::size_t end = begin + shards.length(me.index()) * size_of(request_.dtype);
-  group_.stores().write(buffer_of(me), input, begin);
-  group_.stores().write(buffer_of(me) + begin, input + end, mine.bytes - end);
+  const Shards shards(request, group.size());
+  const std::size_t begin = shards.begin(me.index()) * size_of(request.dtype);
+  const std::size_t end = begin + shards.length(me.index()) * size_of(request.dtype);
+  group.stores().write(buffer, input, begin);
+  group.stores().write(buffer + begin, input + end, mine.bytes - end);
 }
 
 State OneShot::advance() {

@@ -24,6 +24,15 @@ class OneShot final : public Operation {
   OneShot(Group& group, const Task& task, std::uint64_t sequence)
       : Operation(group, task, sequence), arrival_(group, task, sequence) {}
 
+  // Copies the own input into the own small buffer: all that others want of it, without gaps.
+  static void share(Group& group, const Request& request, std::uint64_t sequence);
+  // Where `member` writes, in the operation of that number.
+  static std::byte* buffer_of(const Group& group, Member member, std::uint64_t sequence) {
+    const int turn = static_cast<int>(sequence >> 1 & 1);
+    const Member owner((member.index() + turn) % group.size());
+    return group.data(owner) + (sequence & 1) * small_buffer_bytes(group.data_bytes());
+  }
+
   void start() override;
   State advance() override;
   bool is_short() const override { return true; }
@@ -32,15 +41,9 @@ class OneShot final : public Operation {
   bool called_by(Member member) const override { return arrival_.arrived(member); }
 
  private:
-  // Where `member` writes, in this operation.
-  std::byte* buffer_of(Member member) const {
-    const int turn = static_cast<int>(sequence_ >> 1 & 1);
-    const Member owner((member.index() + turn) % group_.size());
-    return group_.data(owner) + (sequence_ & 1) * small_buffer_bytes(group_.data_bytes());
-  }
+  std::byte* buffer_of(Member member) const { return buffer_of(group_, member, sequence_); }
   // The direct paths run on one host, where rank r is member r.
   Member root() const { return Member(request_.root); }
-  void share();
   // This rank's shard, as another gives it.
   const std::byte* shard_for_me(Member from, const Shards& shards) const;
   void finish();

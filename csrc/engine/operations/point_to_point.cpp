@@ -1,12 +1,17 @@
 #include "engine/operations/point_to_point.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
 #include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "engine/operations/arrival.h"
 #include "engine/operations/shards.h"
-#include "engine/operations/single_copy.h"
 #include "engine/watch.h"
 
 namespace pycollective {
@@ -14,6 +19,11 @@ namespace {
 
 // Shorter messages are there sooner by way of the buffer.
 constexpr std::size_t kLeastSingleCopy = std::size_t{64} << 10;
+// After each piece of so many bytes a receiver looks for failures of others.
+constexpr std::size_t kCopyPiece = std::size_t{512} << 10;
+// A process that dies loses its memory before it has ended. (Out of memory, Linux takes it away.)
+constexpr int kLooks = 100;
+constexpr std::chrono::milliseconds kBetweenLooks{1};
 
 // A sender's buffer; null if its offset is invalid. A peer may have written anything: read nothing
 // beyond its memory.
@@ -51,6 +61,23 @@ class Places {
   const Announcement* others_ = nullptr;
   std::size_t size_;
 };
+
+// Copies what lies at `from` in a member's process. Throws CollectiveFailure where it is lost or
+// has failed, std::runtime_error where its memory cannot be read.
+void copy_from(const Operation& operation, Member member, void* to, std::uint64_t from,
+               std::size_t bytes) {
+  const Group& group = operation.group();
+  const int error = group.read(member, to, from, bytes);
+  if (error == 0) return;
+  for (int looks = 0; looks < kLooks; ++looks) {
+    if (looks > 0) std::this_thread::sleep_for(kBetweenLooks);
+    if (error == ESRCH || !group.alive(member)) Watch::throw_lost(operation, member);
+    Watch::throw_if_failed(operation);  // then it may have freed its input
+  }
+  throw std::runtime_error("the memory of " + group.describe(member) +
+                           " could not be read: process_vm_readv: " + std::strerror(error) +
+                           " (errno " + std::to_string(error) + ")");
+}
 
 }  // namespace
 

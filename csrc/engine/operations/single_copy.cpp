@@ -2,50 +2,34 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <cstring>
 #include <stdexcept>
-#include <string>
-#include <thread>
 
 #include "engine/operations/input_place.h"
 #include "engine/operations/one_shot.h"
 #include "engine/watch.h"
+#include "kernels/streaming.h"
 
 namespace pycollective {
 namespace {
 
-// With fewer bytes for a rank, the system calls cost more than a second copy. (On 2 ranks they
-// still cost a quarter more at 16 KiB, and as much at 32 KiB; but of arrays that all map, an
-// all-gather of 16 KiB a rank takes 0.7 us this way, and 2.8 us by slots.)
-constexpr std::size_t kLeastBytes = std::size_t{16} << 10;
-// Of a broadcast each rank needs all. Beyond this much, where it leaves the cache, it is sooner if
-// the root's core does its half of the work and copies into slots.
-constexpr std::size_t kMostOfBroadcast = std::size_t{512} << 10;
-// A process that dies loses its memory before it has ended. (Out of memory, Linux takes it away.)
-constexpr int kLooks = 100;
-constexpr std::chrono::milliseconds kBetweenLooks{1};
+// Below this many bytes for a rank all ranks copy into small buffers, also from shared arrays: that
+// needs no wait at the end.
+constexpr std::size_t kLeastBytes = std::size_t{2} << 10;
+// So do ranks whose inputs are no shared arrays, up to this much: with more, a system call costs
+// less than a second copy.
+constexpr std::size_t kMostInSmallBuffer = std::size_t{8} << 10;
+// Of larger messages from or to a root it is sooner if the giver's core does half of the work, and
+// copies into slots.
+constexpr std::size_t kMostWithRoot = std::size_t{512} << 10;
+// Results that no cache will hold leave more of the memory's bandwidth if they go past the caches.
+constexpr std::size_t kLeastStreamed = std::size_t{16} << 20;
+// After each piece of so many bytes a rank looks for failures of others.
+constexpr std::size_t kCopyPiece = std::size_t{512} << 10;
 
 }  // namespace
 
-void copy_from(const Operation& operation, Member member, void* to, std::uint64_t from,
-               std::size_t bytes) {
-  const Group& group = operation.group();
-  const int error = group.read(member, to, from, bytes);
-  if (error == 0) return;
-  for (int looks = 0; looks < kLooks; ++looks) {
-    if (looks > 0) std::this_thread::sleep_for(kBetweenLooks);
-    if (error == ESRCH || !group.alive(member)) Watch::throw_lost(operation, member);
-    Watch::throw_if_failed(operation);  // then it may have freed its input
-  }
-  throw std::runtime_error("the memory of " + group.describe(member) +
-                           " could not be read: process_vm_readv: " + std::strerror(error) +
-                           " (errno " + std::to_string(error) + ")");
-}
-
 bool SingleCopy::fits(const Group& group, const Request& request) {
   if (reduces(request.kind) || group.size() == 1) return false;
-  if (group.reading() == Group::Reading::kForbidden && OneShot::fits(group, request)) return false;
   return Shards(request, group.size()).longest() * size_of(request.dtype) >= kLeastBytes;
 }
 
@@ -69,29 +53,48 @@ std::uint64_t SingleCopy::input_place() {
   if (bytes == 0) return kNoInput;
   // In place, what a peer needs would be overwritten by what it gives.
   const bool overwritten = request_.kind == OpKind::kAllToAll && request_.input == request_.output;
-  if (overwritten) return kUnreadable;
-  const std::uint64_t place = place_of(group_, request_.input, bytes, kUnreadable);
-  if (in_shared_array(place) || !is_readable(request_.input, bytes)) return place;
-  return reinterpret_cast<std::uintptr_t>(request_.input);
+  const std::uint64_t place =
+      overwritten ? kUnreadable : place_of(group_, request_.input, bytes, kUnreadable);
+  if (in_shared_array(place)) return place;
+  const bool is_small = shards_.longest() * element_ <= kMostInSmallBuffer ||
+                        group_.reading() == Group::Reading::kForbidden;
+  if (is_small && OneShot::fits(group_, request_)) {
+    OneShot::share(group_, request_, sequence_);
+    return kInSmallBuffer;
+  }
+  return overwritten ? kUnreadable : reinterpret_cast<std::uintptr_t>(request_.input);
 }
 
 void SingleCopy::start() { arrival_.arrive(input_word()); }
 
 bool SingleCopy::begin() {
   bool all_may_read = true;
-  bool all_readable = true;
-  bool all_mapped = true;
+  bool some_unreadable = false;
+  bool some_unmapped = false;
   for (const Member each : group_.members()) {
     const std::uint64_t word = arrival_.input_of(each);
     const std::uint64_t place = word & ~kMayNotRead;
     all_may_read &= place == word;
-    all_readable &= place != kUnreadable;
-    all_mapped &= place == kNoInput || in_shared_array(place);
+    const bool copied = place == kNoInput || is_in_small_buffer(word);
+    must_wait_ |= !copied;
+    some_unreadable |= place == kUnreadable;
+    some_unmapped |= !copied && !in_shared_array(place);
   }
   group_.set_reading(all_may_read ? Group::Reading::kAllowed : Group::Reading::kForbidden);
-  const bool pays =
-      request_.kind != OpKind::kBroadcast || request_.count * element_ <= kMostOfBroadcast;
-  return all_mapped || (all_may_read && all_readable && pays);
+  if (!some_unmapped) return true;
+  const int last = group_.size() - 1;
+  const std::size_t message = (shards_.begin(last) + shards_.length(last)) * element_;
+  const bool pays = !traits_of(request_.kind).rooted || message <= kMostWithRoot;
+  return all_may_read && !some_unreadable && pays;
+}
+
+bool SingleCopy::is_in_small_buffer(std::uint64_t word) const {
+  return (word & ~kMayNotRead) == kInSmallBuffer && OneShot::fits(group_, request_);
+}
+
+State SingleCopy::go_on_as_two_shot() {
+  two_shot_.emplace(group_, task_, sequence_);  // which finds that all have arrived
+  return two_shot_->advance();
 }
 
 State SingleCopy::advance() {
@@ -99,21 +102,25 @@ State SingleCopy::advance() {
   switch (stage_) {
     case Stage::kArrival:
       if (!arrival_.complete()) return State::kBlocked;
-      if (!begin()) {
-        two_shot_.emplace(group_, task_, sequence_);  // which finds that all have arrived
-        return two_shot_->advance();
-      }
+      if (!begin()) return go_on_as_two_shot();
       stage_ = Stage::kCopy;
       [[fallthrough]];
     case Stage::kCopy:
-      copy_piece();
-      if (step_ < group_.size()) return State::kProgressed;
+      if (copy_piece()) {
+        if (step_ < group_.size()) return State::kProgressed;
+      } else {
+        group_.own().progress.copied_in.store(base_ + 1, std::memory_order_relaxed);
+      }
       group_.publish(group_.own().progress.combined, base_ + 1);
       stage_ = Stage::kWait;
       [[fallthrough]];
     case Stage::kWait:
-      if (!others_have_read()) return State::kBlocked;
+      if (!must_wait_) return State::kDone;
+      for (const Member each : group_.members())
+        if (!has_read(each)) return State::kBlocked;
   }
+  for (const Member each : group_.members())
+    if (was_refused(each)) return go_on_as_two_shot();
   // After publish(), and so after all that was read.
   Watch::throw_if_failed(*this);
   return State::kDone;
@@ -135,38 +142,55 @@ SingleCopy::Part SingleCopy::part_from(Member member) const {
           shards_.length(shard) * element_};
 }
 
-void SingleCopy::copy_piece() {
-  const Member from = group_.after_me(step_);
-  const Part part = moves(from, group_.me()) ? part_from(from) : Part{};
-  const std::size_t bytes = std::min(part.length - copied_, kCopyPiece);
-  if (bytes != 0) {
-    std::byte* to = static_cast<std::byte*>(request_.output) + part.to + copied_;
-    if (from == group_.me()) {
-      copy_bytes(to, static_cast<const std::byte*>(request_.input) + part.from + copied_, bytes);
-    } else if (const std::uint64_t word = arrival_.input_of(from); in_shared_array(word)) {
-      copy_bytes(to, find_in_array(group_, from, word, part.from + copied_, bytes), bytes);
-    } else {
-      copy_from(*this, from, to, word + part.from + copied_, bytes);
-    }
+bool SingleCopy::copy_piece() {
+  for (std::size_t left = kCopyPiece; step_ < group_.size();) {
+    const Member from = group_.after_me(step_);
+    const Part part = moves(from, group_.me()) ? part_from(from) : Part{};
+    const std::size_t bytes = std::min(part.length - copied_, left);
+    if (bytes != 0 && !copy_from(from, part, bytes)) return false;
+    copied_ += bytes;
+    left -= bytes;
+    if (copied_ < part.length) return true;
+    copied_ = 0;
+    ++step_;
   }
-  copied_ += bytes;
-  if (copied_ < part.length) return;
-  copied_ = 0;
-  ++step_;
+  return true;
 }
 
-bool SingleCopy::others_have_read() const {
-  for (const Member each : group_.members())
-    if (each != group_.me() && moves(group_.me(), each) && !has_read(each)) return false;
+bool SingleCopy::copy_from(Member member, const Part& part, std::size_t bytes) {
+  const std::size_t skip = part.from + copied_;
+  std::byte* const to = static_cast<std::byte*>(request_.output) + part.to + copied_;
+  const std::byte* from = nullptr;
+  const std::uint64_t word = arrival_.input_of(member);
+  if (member == group_.me()) {
+    from = static_cast<const std::byte*>(request_.input) + skip;
+  } else if (in_shared_array(word)) {
+    from = find_in_array(group_, member, word, skip, bytes);
+  } else if (is_in_small_buffer(word)) {
+    // All but the giver's own shard.
+    const bool behind = part.from != 0 && group_.me().index() > member.index();
+    from = OneShot::buffer_of(group_, member, sequence_) + skip -
+           (behind ? shards_.length(member.index()) * element_ : 0);
+  } else if (!must_wait_) {
+    throw std::runtime_error(group_.describe(member) + " has an input, and said that it has none");
+  } else {
+    const int error = group_.read(member, to, word + skip, bytes);
+    if (error == ESRCH) Watch::throw_lost(*this, member);
+    return error == 0;
+  }
+  if (to == from || shards_.longest() * element_ < kLeastStreamed) {
+    copy_bytes(to, from, bytes);
+  } else {
+    copy_streaming(to, from, bytes);
+    finish_stores();
+  }
   return true;
 }
 
 bool SingleCopy::finished_by(Member member) const {
   if (two_shot_) return two_shot_->finished_by(member);
-  if (!arrival_.arrived(member)) return false;
   // Also before this rank has begun: others may have finished since it looked.
-  if (stage_ != Stage::kWait && moves(member, group_.me())) return false;
-  return !moves(group_.me(), member) || has_read(member);
+  return arrival_.arrived(member) && has_read(member);
 }
 
 }  // namespace pycollective

@@ -1,21 +1,25 @@
-// Large messages that only move: each rank copies what it needs straight from its peers' inputs.
+// Messages that only move: each rank copies what it needs straight from its peers' inputs.
 //
-//   start     say where the own input lies in this process; arrive
+//   start     say where the own input lies: in a shared array, in this process, or, if it is small,
+//             in the small buffer, where this rank has copied it (OneShot); arrive
 //   advance   once all have arrived and agree:
 //     copy      what this rank needs of each peer's input into its output, in pieces: by loads
-//               where it lies in an array that this rank maps (Communicator::allocate)
-//     publish   that this rank has read
-//     wait      until all that read its input have done so, too; then look for failures
+//               where this rank maps it (Communicator::allocate, small buffers), else by a system
+//               call
+//     publish   that this rank has read, or could not
+//     wait      until all have read, unless all inputs were in small buffers; then look for
+//               failures
 //
 // An all-gather of m bytes costs each rank m read and m written, by one system call a piece.
 //
-// A peer may change its input as soon as its call has ended. It ends well only after all its
-// readers have published. If it fails, it tells all members first: so a rank that has read and
-// then sees no failure has read what the peer gave.
+// A peer may change its input as soon as its call has ended. It ends well only after all have
+// published. If it fails, it tells all members first: so a rank that has read and then sees no
+// failure has read what the peer gave.
 //
-// If some rank may not read a peer's memory (ptrace scope, seccomp), or an input cannot be read, or
-// is where the output is, all see that in the arrival lines, and all go on as TwoShot. What all
-// ranks map is read where ptrace is forbidden, too.
+// All go on as TwoShot if some rank may not read a peer's memory (ptrace scope, seccomp), or an
+// all-to-all is in place: all see that in the arrival lines. So they do if a rank could not read
+// what lies at a peer's address: all see that before they end. What all ranks map is read where
+// ptrace is forbidden, too.
 #pragma once
 
 #include <optional>
@@ -26,14 +30,6 @@
 #include "engine/operations/two_shot.h"
 
 namespace pycollective {
-
-// After each piece of so many bytes a rank looks for failures of others.
-constexpr std::size_t kCopyPiece = std::size_t{512} << 10;
-
-// Copies what lies at `from` in a member's process. Throws CollectiveFailure where it is lost or
-// has failed, std::runtime_error where its memory cannot be read.
-void copy_from(const Operation& operation, Member member, void* to, std::uint64_t from,
-               std::size_t bytes);
 
 class SingleCopy final : public Operation {
  public:
@@ -61,13 +57,20 @@ class SingleCopy final : public Operation {
   std::uint64_t input_word();
   std::uint64_t input_place();
   bool begin();  // false: not as a single copy
-  void copy_piece();
-  bool others_have_read() const;
+  bool is_in_small_buffer(std::uint64_t word) const;
+  // Copies up to kCopyPiece bytes. False: a peer's memory could not be read.
+  bool copy_piece();
+  bool copy_from(Member member, const Part& part, std::size_t bytes);
+  State go_on_as_two_shot();
   // Whether data go from one member's input to the other's output.
   bool moves(Member from, Member to) const;
   Part part_from(Member member) const;
   bool has_read(Member member) const {
     return group_.mailbox(member).progress.combined.load(std::memory_order_acquire) > base_;
+  }
+  // Of a member that has read.
+  bool was_refused(Member member) const {
+    return group_.mailbox(member).progress.copied_in.load(std::memory_order_relaxed) > base_;
   }
 
   ArrivalBarrier arrival_;
@@ -75,6 +78,7 @@ class SingleCopy final : public Operation {
   std::size_t element_;  // bytes
   std::uint64_t base_;   // chunks of earlier operations, on every rank
   Stage stage_ = Stage::kArrival;
+  bool must_wait_ = false;  // until all have read
   int step_ = 0;            // from which member it copies, around the ring from this one
   std::size_t copied_ = 0;  // bytes of that member's part
   std::optional<TwoShot> two_shot_;

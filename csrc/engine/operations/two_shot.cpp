@@ -217,7 +217,9 @@ void TwoShot::share_part(std::size_t chunk) {
                       (part.begin - shards_.begin(me.index())) * element_;
   auto* output = static_cast<std::byte*>(request_.output);
   if (bytes == 0) return;
-  group_.stores().write(shared_slot(me, chunk), input, bytes);
+  // What a gather's root gives nobody fetches.
+  if (request_.kind != OpKind::kGather || me != root())
+    group_.stores().write(shared_slot(me, chunk), input, bytes);
   if (fetches()) copy_bytes(output + part.begin * element_, input, bytes);
 }
 
