@@ -14,6 +14,7 @@
 
 #include "engine/api.h"
 #include "engine/plans/program.h"
+#include "kernels/streaming.h"
 #include "shared_memory/layout.h"
 
 namespace pycollective {
@@ -21,6 +22,15 @@ namespace pycollective {
 // memcpy that allows zero bytes (then any pointers) and from == to (an operation in place).
 inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+// The same into an output of which each rank's shard has so many bytes: past the caches where they
+// would not hold it, which leaves more of the memory's bandwidth.
+inline void copy_out(void* to, const void* from, std::size_t bytes, std::size_t shard) {
+  constexpr std::size_t kLeastStreamed = std::size_t{16} << 20;
+  if (shard < kLeastStreamed || to == from) return copy_bytes(to, from, bytes);
+  copy_streaming(to, from, bytes);
+  finish_stores();
 }
 
 // The elements of a rank that has the buffer.

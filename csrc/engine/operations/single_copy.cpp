@@ -7,7 +7,6 @@
 #include "engine/operations/input_place.h"
 #include "engine/operations/one_shot.h"
 #include "engine/watch.h"
-#include "kernels/streaming.h"
 
 namespace pycollective {
 namespace {
@@ -21,8 +20,6 @@ constexpr std::size_t kMostInSmallBuffer = std::size_t{8} << 10;
 // Of larger messages from or to a root it is sooner if the giver's core does half of the work, and
 // copies into slots.
 constexpr std::size_t kMostWithRoot = std::size_t{512} << 10;
-// Results that no cache will hold leave more of the memory's bandwidth if they go past the caches.
-constexpr std::size_t kLeastStreamed = std::size_t{16} << 20;
 // After each piece of so many bytes a rank looks for failures of others.
 constexpr std::size_t kCopyPiece = std::size_t{512} << 10;
 
@@ -111,11 +108,14 @@ State SingleCopy::advance() {
       } else {
         group_.own().progress.copied_in.store(base_ + 1, std::memory_order_relaxed);
       }
+      if (!must_wait_) {  // so nobody sleeps until this
+        group_.own().progress.combined.store(base_ + 1, std::memory_order_release);
+        return State::kDone;
+      }
       group_.publish(group_.own().progress.combined, base_ + 1);
       stage_ = Stage::kWait;
       [[fallthrough]];
     case Stage::kWait:
-      if (!must_wait_) return State::kDone;
       for (const Member each : group_.members())
         if (!has_read(each)) return State::kBlocked;
   }
@@ -178,12 +178,7 @@ bool SingleCopy::copy_from(Member member, const Part& part, std::size_t bytes) {
     if (error == ESRCH) Watch::throw_lost(*this, member);
     return error == 0;
   }
-  if (to == from || shards_.longest() * element_ < kLeastStreamed) {
-    copy_bytes(to, from, bytes);
-  } else {
-    copy_streaming(to, from, bytes);
-    finish_stores();
-  }
+  copy_out(to, from, bytes, shards_.longest() * element_);
   return true;
 }
 

@@ -202,9 +202,9 @@ void TwoShot::exchange_part(std::size_t chunk) {
     // all_to_all: equal shards, so what comes from `from` goes where its shard lies.
     const std::size_t to =
         request_.kind == OpKind::kScatter ? skip : shards_.begin(from.index()) + skip;
-    copy_bytes(output + to * element_,
-               from == me ? input + part.begin * element_ : leaf_slot(from, chunk, me),
-               part.length * element_);
+    copy_out(output + to * element_,
+             from == me ? input + part.begin * element_ : leaf_slot(from, chunk, me),
+             part.length * element_, shards_.longest() * element_);
   }
 }
 
@@ -220,7 +220,8 @@ void TwoShot::share_part(std::size_t chunk) {
   // What a gather's root gives nobody fetches.
   if (request_.kind != OpKind::kGather || me != root())
     group_.stores().write(shared_slot(me, chunk), input, bytes);
-  if (fetches()) copy_bytes(output + part.begin * element_, input, bytes);
+  if (fetches())
+    copy_out(output + part.begin * element_, input, bytes, shards_.longest() * element_);
 }
 
 bool TwoShot::fetch(std::size_t chunk) {
@@ -232,10 +233,12 @@ bool TwoShot::fetch(std::size_t chunk) {
       return false;
     if (!fetches()) continue;
     const Range part = part_of(each, chunk);
-    copy_bytes(
-        output + part.begin * element_,
-        answers(request_.kind) ? leaf_slot(group_.me(), chunk, each) : shared_slot(each, chunk),
-        part.length * element_);
+    std::byte* const to = output + part.begin * element_;
+    const std::size_t bytes = part.length * element_;
+    if (answers(request_.kind))
+      copy_bytes(to, leaf_slot(group_.me(), chunk, each), bytes);
+    else
+      copy_out(to, shared_slot(each, chunk), bytes, shards_.longest() * element_);
   }
   peer_ = 1;
   return true;
