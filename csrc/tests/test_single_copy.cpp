@@ -361,6 +361,31 @@ void inputs_of_every_place() {
   });
 }
 
+// Past the caches: read from shared arrays, and through slots.
+void results_that_no_cache_holds() {
+  const ThreadGroup group(2);
+  group.run([&](int r) {
+    const std::size_t count = (std::size_t{16} << 20) / sizeof(float) + 17;
+    for (const OpKind kind : {OpKind::kAllGather, OpKind::kGather}) {
+      const auto array = group[r]->allocate(count * sizeof(float));
+      std::vector<float> ordinary(kind == OpKind::kGather ? count : 0);
+      auto* input = ordinary.empty() ? reinterpret_cast<float*>(array.get()) : ordinary.data();
+      for (std::size_t i = 0; i < count; ++i) input[i] = value(r, i);
+      std::vector<float> output(2 * count, kUntouched);
+      Request request;
+      request.kind = kind;
+      request.dtype = Dtype::kFloat32;
+      request.count = count;
+      request.input = input;
+      request.output = output.data();
+      group[r]->run(request, {});
+      if (kind == OpKind::kGather && r != 0) continue;
+      for (std::size_t i = 0; i < output.size(); ++i)
+        CHECK(output[i] == value(static_cast<int>(i / count), i % count));
+    }
+  });
+}
+
 // What no honest rank says of its input ends the call on all ranks.
 void a_rank_that_lies_about_its_input() {
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kBroadcast})
@@ -389,6 +414,7 @@ int main() {
   a_token_that_ends_outside_memory();
   a_rank_that_lies_about_its_input();
   inputs_of_every_place();
+  results_that_no_cache_holds();
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kSend}) {
     one_that_was_killed_is_lost(kind);
     input_that_cannot_be_read(kind);
