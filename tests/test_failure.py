@@ -29,7 +29,9 @@ def call_until_failure(comm, folder, name, fork):
     call = {
         "all_reduce": lambda: comm.all_reduce(x),
         "all_gather": lambda: comm.all_gather(out, x),
-    }[name]
+        "send": lambda: comm.recv(x, 0) if comm.rank else comm.send(x, 1),
+        "recv": lambda: comm.send(x, 0) if comm.rank else comm.recv(x, 1),
+    }[name]  # as rank 0 has it
     caught = []
     while not caught:
         try:
@@ -46,8 +48,13 @@ def call_until_failure(comm, folder, name, fork):
 
 @pytest.mark.parametrize(
     ("size", "name", "fork"),
-    [(2, "all_reduce", False), (2, "all_gather", False), (4, "all_reduce", True)],
-    ids=["alone", "while it is read from", "with forked children"],
+    [
+        pytest.param(2, "all_reduce", False, id="alone"),
+        pytest.param(2, "all_gather", False, id="while it is read from"),
+        pytest.param(4, "all_reduce", True, id="with forked children"),
+        pytest.param(2, "send", False, id="while it reads a message"),
+        pytest.param(2, "recv", False, id="while its message is read"),
+    ],
 )
 def test_a_killed_rank_is_named_on_every_other(tmp_path, size, name, fork):
     slowest = []  # of each attempt, the rank that was told last

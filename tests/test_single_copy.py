@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 
 import numpy as np
 import pytest
 
 import pycollective as pc
 from tests import seccomp
-from tests.harness import results, run_ranks
+from tests.harness import Ranks, asleep, await_, results, run_ranks
 
 COUNT = 200_000  # of a shard
 
@@ -56,3 +58,57 @@ def test_one_rank_that_may_not_read_costs_all_only_time():
         results(run_ranks(move, 3, 1, join=False))
     except OSError as error:
         pytest.skip(f"no seccomp filter can be installed here: {error}")
+
+
+LARGE = 8 << 20  # elements: nearly all the time goes into copies
+
+
+def give_until_failure(comm, folder, name, ends):
+    """The error of rank 0, which is read from and gives up, and of rank 1, which reads."""
+    x, out = np.ones(LARGE, np.int32), np.zeros(2 * LARGE, np.int32)
+    if comm.rank == 0 and ends == "timeout":
+        comm.timeout = 0.3
+    call = {
+        "all_gather": lambda: comm.all_gather(out, x),
+        "send": lambda: comm.recv(out[:LARGE], 0) if comm.rank else comm.send(x, 1),
+    }[name]
+    while True:
+        out[:] = 0
+        try:
+            call()
+        except (pc.CollectiveError, KeyboardInterrupt) as error:
+            x[:] = 2  # it is the caller's again
+            (folder / f"{comm.rank} has raised").touch()
+            return type(error)
+        if comm.rank == 1:
+            assert (out[:LARGE] == 1).all(), "a message that is torn, and called done"
+        (folder / f"{comm.rank} is at it").touch()
+
+
+@pytest.mark.parametrize("ends", ["interrupt", "timeout"])
+@pytest.mark.parametrize("name", ["all_gather", "send"])
+def test_who_gives_up_while_it_is_read_from_takes_nothing_back(tmp_path, name, ends):
+    """The reader stands still in its copy until the other's memory has changed."""
+    with Ranks(2, module=__name__) as ranks:
+        pids = ranks.joined().pids
+
+        def end():
+            await_((tmp_path / "1 is at it").exists)
+            os.kill(pids[1], signal.SIGSTOP)
+            try:
+                await_(lambda: asleep(pids[0]))
+                if ends == "interrupt":
+                    os.kill(pids[0], signal.SIGINT)
+                await_((tmp_path / "0 has raised").exists)
+            finally:
+                os.kill(pids[1], signal.SIGCONT)
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        giver, reader = results(ranks.call(give_until_failure, tmp_path, name, ends))
+        thread.join()
+    told = {
+        "interrupt": (KeyboardInterrupt, pc.CollectiveAborted),
+        "timeout": (pc.CollectiveTimeout, pc.CollectiveTimeout),
+    }
+    assert (giver, reader) == told[ends]
