@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
@@ -51,14 +52,21 @@ def module(name: str, interpreted: bool) -> Any:
             setattr(sys.modules[package], each.rpartition(".")[2], one)
 
 
+@functools.cache
+def _rewritten(function: Any) -> Any:
+    """One of Triton's own functions, for the interpreter."""
+    return interpreter.InterpretedFunction(function).rewrite()
+
+
 def _interpreted(function: JITFunction, *args: Any, **more: Any) -> Any:
     """What one of Triton's own functions gives inside of a kernel that is interpreted: they are
     made for the compiler, which does not call them in this way."""
-    patched = interpreter._patch_lang(function.fn)
-    try:
-        return interpreter.InterpretedFunction(function.fn).rewrite()(*args, **more)
-    finally:
-        patched.restore()
+    return _rewritten(function.fn)(*args, **more)
+
+
+def _called(function: interpreter.InterpretedFunction, *args: Any, **more: Any) -> Any:
+    """What a function that a kernel calls gives: Triton's would patch the language once more."""
+    return function.rewrite()(*args, **more)
 
 
 def _scanned(scan: interpreter.ScanOps, inputs: Sequence[Any]) -> list[Any]:
@@ -76,10 +84,17 @@ def _scanned(scan: interpreter.ScanOps, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _run(function: interpreter.InterpretedFunction, *args: Any, **more: Any) -> None:
-    """A launch, while which Triton's own functions and scans are those above."""
-    scans = mock.patch.object(interpreter.ScanOps, "generic_scan", _scanned)
-    with mock.patch.object(JITFunction, "__call__", _interpreted), scans:
-        interpreter.InterpretedFunction.run(function, *args, **more)
+    """A launch, while which Triton's own functions, calls and scans are those above."""
+    with (
+        mock.patch.object(JITFunction, "__call__", _interpreted),
+        mock.patch.object(interpreter.InterpretedFunction, "__call__", _called),
+        mock.patch.object(interpreter.ScanOps, "generic_scan", _scanned),
+    ):
+        patched = interpreter._patch_lang(tl.standard.sum.fn)  # for all of Triton's own functions
+        try:
+            interpreter.InterpretedFunction.run(function, *args, **more)
+        finally:
+            patched.restore()
 
 
 def _below(package: str) -> list[str]:
