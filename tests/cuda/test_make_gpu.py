@@ -164,6 +164,7 @@ def test_what_the_benchmarks_of_triton_kernels_show():
     assert (took.label, share.met, wrong.met) == ("8 x bfloat16, 576 MiB", False, True)
 
 
+@pytest.mark.storm  # two processes that import torch and Triton
 def test_the_benchmark_over_nccl_works_over_gloo():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.ordered", "2", "--cpu"],
