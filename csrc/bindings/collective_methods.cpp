@@ -5,6 +5,7 @@
 #include <array>
 #include <climits>
 #include <cstddef>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -455,8 +456,11 @@ PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& ar
     return nullptr;
   keep_arrays(self, call);
   try {
-    const GilReleased unlocked;
-    core.run(call.request(), python_interrupts());
+    // To release the lock and take it again costs as much as the rest of a small call.
+    std::optional<GilReleased> unlocked;
+    core.run(call.request(), python_interrupts(), [&] {
+      if (!unlocked) unlocked.emplace();
+    });
   } catch (const std::exception&) {
     raise_current_exception();
     return nullptr;

@@ -95,8 +95,11 @@ Communicator::~Communicator() {
   group_->leave();  // keeps the device's memory as long as peers may read it
 }
 
-void Communicator::run(const Request& request, const InterruptHook& interrupted) {
+void Communicator::run(const Request& request, const InterruptHook& interrupted,
+                       const std::function<void()>& about_to_wait) {
   if (forked()) throw_forked(request.kind, rank());
+  const bool quick = is_quick(request);
+  if (!quick) about_to_wait();
   refuse_in_handler(request.kind);
   validate(request, rank(), size());
   Task task(request);
@@ -109,14 +112,16 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
   const std::uint64_t sequence = enqueue_order(queue, task);
   std::shared_ptr<Pending> pending;
   if (queue.items.empty() && !queue.driven) {
-    queue.driven = true;
+    queue.driven.store(true, std::memory_order_relaxed);
+    queue.has_successor.store(false, std::memory_order_relaxed);
     queue.call_order = task.recv_order;
   } else {
     pending = std::make_shared<Pending>(shared_from_this(), task, sequence, timeout, nullptr);
-    queue.items.push_back(pending);
+    queue.add(pending);
   }
   lock.unlock();
   if (pending) {
+    about_to_wait();
     progress_->carry_on(shared_from_this());
     // Returns or throws only once it is done: its arrays are in use until then.
     pending->wait(0, interrupted);
@@ -126,14 +131,15 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
   AnyOperation storage;
   const auto end = [&] {
     storage.end();  // before other threads may close the group
-    stop_driving(queue, Leftover::kHandToProgress, true);
+    end_call(queue, request);
   };
   Watch watch(timeout);
   try {
     Operation& operation = storage.make(*group_, task, sequence);
     operation.start();
-    drive(operation, watch, nullptr, interrupted);
+    drive(operation, watch, nullptr, interrupted, &about_to_wait);
   } catch (const std::exception& error) {
+    about_to_wait();
     Failure failure;
     try {
       failure = tell_of(error, request.kind, sequence);
@@ -169,7 +175,7 @@ std::shared_ptr<Work> Communicator::issue(Task& task, std::function<void(const F
   const auto pending =
       std::make_shared<Pending>(shared_from_this(), task, sequence, timeout, std::move(on_done));
   const bool first = queue.items.empty() && !queue.driven;
-  queue.items.push_back(pending);
+  queue.add(pending);
   if (first) {
     queue.driven = true;
     queue.driven_item = pending.get();
@@ -339,8 +345,18 @@ std::uint64_t Communicator::enqueue_order(Queue& queue, Task& task) {
 
 // Carrying operations on.
 
+bool Communicator::is_quick(const Request& request) const {
+  constexpr std::size_t kMostBytes = std::size_t{32} << 10;
+  const std::size_t each = size_of(request.dtype) * static_cast<std::size_t>(size());
+  return request.count <= kMostBytes && request.count * each <= kMostBytes &&
+         request.counts.empty() && !is_pair(request.kind) && !request.all_to_all_v &&
+         !request.program && request.location.on_host() && !device_ &&
+         group_->messenger() == nullptr && !plans_->chooses();
+}
+
 bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
-                         const InterruptHook& interrupted) {
+                         const InterruptHook& interrupted,
+                         const std::function<void()>* about_to_wait) {
   const Messenger* const messenger = group_->messenger();
   const bool link_wakes = operation.must_poll() && messenger != nullptr && messenger->link_wakes();
   const bool cheap = group_->may_spin() && !link_wakes;  // the link's threads need a core, too
@@ -360,7 +376,8 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
       spins = 0;
       continue;
     }
-    if (++spins <= most_spins) {
+    if (++spins == kSpinsCrowded && about_to_wait != nullptr) (*about_to_wait)();  // after 1 us
+    if (spins <= most_spins) {
       relax_core();
       continue;
     }
@@ -492,10 +509,10 @@ bool Communicator::help(Pending& awaited, WaitingTime& time, const InterruptHook
   queue.driven_item = item.get();
   lock.unlock();
   // Until `awaited` is done or the time is over this thread goes on with what is left.
-  const bool ended =
-      act_on_first(queue, *item,
-                   item.get() == &awaited ? Leftover::kHandToProgress : Leftover::kSeenByThisThread,
-                   [&] { return drive(item->start(), item->watch(), &time, interrupted); });
+  const bool ended = act_on_first(
+      queue, *item,
+      item.get() == &awaited ? Leftover::kHandToProgress : Leftover::kSeenByThisThread,
+      [&] { return drive(item->start(), item->watch(), &time, interrupted, nullptr); });
   if (!ended && item.get() != &awaited) progress_->carry_on(shared_from_this());
   return ended;
 }
@@ -516,6 +533,15 @@ void Communicator::stop_driving(Queue& queue, Leftover leftover, bool ended) {
   const bool watch = device_ && device_->wants_watch();
   if (watch || (more && leftover == Leftover::kHandToProgress))
     progress_->carry_on(shared_from_this());
+}
+
+void Communicator::end_call(Queue& queue, const Request& request) {
+  if (is_pair(request.kind) || device_) return stop_driving(queue, Leftover::kHandToProgress, true);
+  // No atomic read-modify-write: it would wait for the lines that the operation has just read of
+  // its peers, which otherwise come while the caller goes on. If an item comes right now and is not
+  // seen here, the progress thread looks at the queue again (needs_driving).
+  queue.driven.store(false, std::memory_order_release);
+  if (queue.has_successor.load(std::memory_order_relaxed)) progress_->carry_on(shared_from_this());
 }
 
 void Communicator::finish_first(Queue& queue, Leftover leftover, const Failure* failure) {
@@ -562,8 +588,9 @@ bool Communicator::busy() const {
 bool Communicator::needs_driving() const {
   const std::lock_guard lock(mutex_);
   return (device_ && !closed_ && device_->still_watched()) ||
-         std::any_of(queues_.all().begin(), queues_.all().end(),
-                     [](const auto& each) { return each.second.waits(); });
+         std::any_of(queues_.all().begin(), queues_.all().end(), [](const auto& each) {
+           return each.second.waits() || each.second.waits_for_call();
+         });
 }
 
 bool Communicator::is_finishing() const {

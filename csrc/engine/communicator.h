@@ -41,7 +41,14 @@ class Communicator final : public Collectives,
 
   int rank() const override { return group_->world().rank; }
   int size() const override { return group_->world().size; }
-  void run(const Request& request, const InterruptHook& interrupted) override;
+  void run(const Request& request, const InterruptHook& interrupted) override {
+    run(request, interrupted, [] {});
+  }
+  // The same; calls `about_to_wait` before it does what may take more than a few microseconds, and
+  // before it calls anything of the caller's. Maybe more than once. Until then it takes no lock
+  // that another thread holds for longer than that.
+  void run(const Request& request, const InterruptHook& interrupted,
+           const std::function<void()>& about_to_wait);
   std::shared_ptr<Work> submit(const Request& request,
                                std::function<void(const Failure*)> on_done) override;
   bool wants_keep() const override { return group_->messenger() != nullptr; }
@@ -86,7 +93,7 @@ class Communicator final : public Collectives,
   bool closed() const;
   // Whether any operation is under way, a synchronous one of another thread included.
   bool busy() const;
-  // Whether there is pending work that no thread drives.
+  // Whether there is pending work that no thread drives, or that came behind a synchronous call.
   bool needs_driving() const;
   // For the progress thread. Does nothing once closed: the mailbox may serve another group by then.
   void announce_sleep();
@@ -150,9 +157,12 @@ class Communicator final : public Collectives,
   // synchronous call.
   bool close_if_idle(std::shared_ptr<Pending>& last);
   bool failed() const;
-  // Drives until done (true) or until `time`, if given, is over (false). Sleeps while blocked.
+  // Whether a request takes a direct path of this host's memory, and moves little.
+  bool is_quick(const Request& request) const;
+  // Drives until done (true) or until `time`, if given, is over (false). Sleeps while blocked, and
+  // calls `about_to_wait`, if given, before.
   bool drive(Operation& operation, Watch& watch, WaitingTime* time,
-             const InterruptHook& interrupted);
+             const InterruptHook& interrupted, const std::function<void()>* about_to_wait);
   // Whether an interrupt hook of this communicator runs on this thread. Requires mutex_ held.
   bool in_handler() const;
   // Who carries on what is left in a queue: this thread, which sees it next, or the progress
@@ -162,6 +172,8 @@ class Communicator final : public Collectives,
   // A failure ends the item and fails the communicator, and counts as done.
   template <class Act>
   bool act_on_first(Queue& queue, Pending& item, Leftover leftover, const Act& act);
+  // For the thread of a synchronous call that has ended.
+  void end_call(Queue& queue, const Request& request);
   // `ended`: one of its operations has.
   void stop_driving(Queue& queue, Leftover leftover, bool ended);
   // As poll(). Sets `awaits_device` if an operation awaits a GPU.

@@ -2,10 +2,12 @@
 // messages. Not thread-safe: requires the communicator's mutex_ held.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "engine/pending.h"
 
@@ -16,11 +18,19 @@ struct Queue {
 
   const std::uint64_t key;
   std::list<std::shared_ptr<Pending>> items;
-  bool driven = false;                   // by some thread, which alone may drive it
+  // By some thread, which alone may drive it. A synchronous call clears it without the mutex.
+  std::atomic<bool> driven{false};
   const Pending* driven_item = nullptr;  // the first item, or none: a synchronous call
-  std::uint64_t call_order = 0;          // of that call (Task::recv_order)
-  std::uint64_t sequence = 0;            // number of the last operation issued
+  // An item has come behind a synchronous call. Its thread looks as it ends, but may just miss it.
+  std::atomic<bool> has_successor{false};
+  std::uint64_t call_order = 0;                             // of that call (Task::recv_order)
+  std::uint64_t sequence = 0;                               // number of the last operation issued
   bool waits() const { return !driven && !items.empty(); }  // for a thread that drives it
+  bool waits_for_call() const { return driven && driven_item == nullptr && !items.empty(); }
+  void add(std::shared_ptr<Pending> item) {
+    items.push_back(std::move(item));
+    has_successor.store(true, std::memory_order_relaxed);
+  }
 };
 
 class Queues {

@@ -3,9 +3,11 @@
 // Values are small integers, whose sums are exact: these tests are about which bytes move where and
 // when (and are what the sanitizers watch). Rounding and order are tested from Python.
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "tests/calls.h"
 #include "tests/check.h"
@@ -306,9 +308,43 @@ void many_pending() {
   });
 }
 
+// Behind a synchronous call that another thread has under way, and with nobody who waits for it.
+void what_comes_behind_a_synchronous_call_goes_on() {
+  const ThreadGroup group(2);
+  std::vector<float> x(10, 1.0F);
+  std::vector<float> y(10, 1.0F);
+  std::thread first([&] { group[0]->run(testing::all_reduce(x), {}); });
+  while (!group[0]->busy()) std::this_thread::yield();
+  const auto behind = group[0]->submit(testing::all_reduce(y), nullptr);
+  CHECK(group[0]->needs_driving());
+  std::vector<float> z(10, 1.0F);
+  for (int i = 0; i < 2; ++i) group[1]->run(testing::all_reduce(z), {});
+  first.join();
+  testing::await([&] { return behind->done(); });
+  CHECK(x[9] == 2.0F && y[9] == 3.0F && !group[0]->needs_driving());
+}
+
+// A caller may hold a lock until then that its peer needs.
+void a_call_says_that_it_is_about_to_wait() {
+  const ThreadGroup group(2);
+  std::atomic<bool> told{false};
+  group.run([&](int r) {
+    std::vector<float> x(10, 1.0F);
+    if (r == 1) testing::await([&] { return told.load(); });
+    group[r]->run(testing::all_reduce(x), {}, [&] { told = told || r == 0; });
+  });
+  const ThreadGroup alone(1);
+  std::vector<float> large(100000, 1.0F);
+  bool works_long = false;
+  alone[0]->run(testing::all_reduce(large), {}, [&] { works_long = true; });
+  CHECK(works_long);
+}
+
 }  // namespace
 
 int main() {
+  what_comes_behind_a_synchronous_call_goes_on();
+  a_call_says_that_it_is_about_to_wait();
   a_call_wakes_the_progress_thread();
   for (const int ranks : {1, 2, 3, 4, 7}) every_operation(ranks, 0);
   every_operation(2, std::size_t{32} << 10);
