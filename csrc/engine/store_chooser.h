@@ -30,8 +30,9 @@ class StoreChooser {
  public:
   static constexpr int kPieces = 128;
 
-  // Copies a piece into a slot, and learns what that cost. A flag may follow at once.
-  void write(std::byte* slot, const std::byte* from, std::size_t bytes) {
+  // Copies a piece into a slot, fetches what lies ahead, and learns what that cost. A flag may
+  // follow at once.
+  void write(std::byte* slot, const std::byte* from, std::size_t bytes, Ahead ahead = {}) {
     constexpr std::size_t kLeastMeasured = std::size_t{4} << 10;
     if (bytes < kLeastMeasured) {
       if (bytes != 0) std::memcpy(slot, from, bytes);
@@ -39,9 +40,9 @@ class StoreChooser {
     }
     const auto begin = std::chrono::steady_clock::now();
     if (next() == Stores::kPlain) {
-      std::memcpy(slot, from, bytes);
+      copy_fetching(std::memcpy, slot, from, bytes, ahead);
     } else {
-      copy_streaming(slot, from, bytes);
+      copy_fetching(copy_streaming, slot, from, bytes, ahead);
       finish_stores();
     }
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;

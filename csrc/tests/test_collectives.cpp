@@ -281,6 +281,16 @@ void a_call_wakes_the_progress_thread() {
   }
 }
 
+// Copies fetch what lies ahead.
+void larger_than_caches() {
+  const ThreadGroup group(2);
+  group.run([&](int r) {
+    std::vector<float> x = input_of(r, 700001);
+    group[r]->run(testing::all_reduce(x), {});
+    for (std::size_t i = 0; i < x.size(); ++i) CHECK(x[i] == sum_of(2, i));
+  });
+}
+
 // Many operations in flight, issued by several threads of each rank, with callbacks.
 void many_pending() {
   const ThreadGroup group(3);
@@ -355,6 +365,7 @@ int main() {
   every_operation(kMostRanks, std::size_t{32} << 10);
   first_sends_of_two_threads();
   opposite_orders();
+  larger_than_caches();
   many_pending();
   std::puts("collectives: passed");
 }

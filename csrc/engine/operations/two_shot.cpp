@@ -16,6 +16,9 @@ constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // A message is cut into at least this many chunks, so that copying and combining overlap. (With
 // four, one of 128 KiB on two ranks takes a quarter longer.)
 constexpr std::size_t kFewestChunks = 2;
+// Larger inputs come from memory. While a core waits for lines of a peer's cache, it fetches its
+// own next ones. (Of 64 MiB on two ranks that saves a fifth of the time.)
+constexpr std::size_t kInputInCache = std::size_t{2} << 20;
 // Of a result that several peers await: stays in the first cache until all have it.
 constexpr std::size_t kBlock = 4096;
 
@@ -40,6 +43,7 @@ TwoShot::TwoShot(Group& group, const Task& task, std::uint64_t sequence)
       std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, largest);
   part_ = std::max(std::min(fits, wanted) / kLine * kLine, kLine) / element_;
   chunks_ = (shards_.longest() + part_ - 1) / part_;
+  fetches_ahead_ = group.may_spin() && shards_.longest() * element_ * n > kInputInCache;
   if (reduces(request.kind))
     reduce_ = find_kernels(request.dtype, request.reduce_op, active_simd_level()).reduce;
 }
@@ -118,7 +122,7 @@ void TwoShot::copy_in(std::size_t chunk) {
       const Member owner = group_.after_me(step);
       const Range part = part_of(owner, chunk);
       group_.stores().write(leaf_slot(me, chunk, owner), input + part.begin * element_,
-                            part.length * element_);
+                            part.length * element_, input_ahead(owner, chunk + 1));
     }
   }
   // Also if nothing was copied: it tells that this rank has fetched up to chunk - 3.
@@ -224,6 +228,13 @@ void TwoShot::share_part(std::size_t chunk) {
     copy_out(output + part.begin * element_, input, bytes, shards_.longest() * element_);
 }
 
+Ahead TwoShot::input_ahead(Member owner, std::size_t chunk) const {
+  if (!fetches_ahead_) return {};
+  const Range part = part_of(owner, chunk);
+  return {static_cast<const std::byte*>(request_.input) + part.begin * element_,
+          part.length * element_};
+}
+
 bool TwoShot::fetch(std::size_t chunk) {
   const int n = group_.size();
   auto* output = static_cast<std::byte*>(request_.output);
@@ -236,7 +247,8 @@ bool TwoShot::fetch(std::size_t chunk) {
     std::byte* const to = output + part.begin * element_;
     const std::size_t bytes = part.length * element_;
     if (answers(request_.kind))
-      copy_bytes(to, leaf_slot(group_.me(), chunk, each), bytes);
+      copy_fetching(std::memcpy, to, leaf_slot(group_.me(), chunk, each), bytes,
+                    input_ahead(group_.me(), chunk + 2));
     else
       copy_out(to, shared_slot(each, chunk), bytes, shards_.longest() * element_);
   }

@@ -50,6 +50,8 @@ class TwoShot final : public Operation {
 
   void begin();
   bool fetch(std::size_t chunk);
+  // A part of the input to fetch while something else is copied.
+  Ahead input_ahead(Member owner, std::size_t chunk) const;
   void copy_in(std::size_t chunk);
   bool combine(std::size_t chunk);
   void reduce_part(std::size_t chunk);
@@ -78,6 +80,7 @@ class TwoShot final : public Operation {
   std::size_t element_;   // bytes
   std::size_t part_ = 0;  // elements of a shard in a chunk
   std::size_t chunks_ = 0;
+  bool fetches_ahead_ = false;
   std::uint64_t base_ = 0;  // chunks of earlier operations, on every rank
   std::size_t round_ = 0;   // i above
   Stage stage_ = Stage::kArrival;
