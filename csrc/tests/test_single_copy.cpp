@@ -365,7 +365,7 @@ void inputs_of_every_place() {
 void results_that_no_cache_holds() {
   const ThreadGroup group(2);
   group.run([&](int r) {
-    const std::size_t count = (std::size_t{16} << 20) / sizeof(float) + 17;
+    const std::size_t count = (std::size_t{24} << 20) / sizeof(float) + 17;
     for (const OpKind kind : {OpKind::kAllGather, OpKind::kGather}) {
       const auto array = group[r]->allocate(count * sizeof(float));
       std::vector<float> ordinary(kind == OpKind::kGather ? count : 0);
