@@ -1,6 +1,7 @@
 #include "engine/pending.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "engine/communicator.h"
@@ -46,6 +47,20 @@ Operation& Pending::start() {
   return *operation_;
 }
 
+// Also where there is no memory for the message: waiters must hear that it has ended.
+void Pending::keep(const Failure& failure) {
+  failure_.emplace();
+  failure_->kind = failure.kind;
+  failure_->rank = failure.rank;
+  failure_->op = failure.op;
+  failure_->sequence = failure.sequence;
+  try {
+    failure_->message = failure.message;
+  } catch (const std::bad_alloc&) {
+    failure_->message = "no memory left";  // short enough to need none
+  }
+}
+
 void Pending::finish(const Failure* failure) {
   std::shared_ptr<Communicator> owner;
   // Now, while there is a group: the caller may keep this object for longer.
@@ -56,7 +71,7 @@ void Pending::finish(const Failure* failure) {
   task_.device.reset();
   {
     const std::lock_guard lock(mutex_);
-    if (failure != nullptr) failure_ = std::make_unique<Failure>(*failure);
+    if (failure != nullptr) keep(*failure);
     owner = std::move(owner_);
     if (task_.launch_turn) {
       task_.launch_turn->pass();
@@ -69,7 +84,7 @@ void Pending::finish(const Failure* failure) {
   if (on_done_) std::exchange(on_done_, nullptr)(failure);
 }
 
-const Failure* Pending::failure() const { return done() ? failure_.get() : nullptr; }
+const Failure* Pending::failure() const { return done() && failure_ ? &*failure_ : nullptr; }
 
 bool Pending::wait(double timeout, const InterruptHook& interrupted) {
   if (done()) return result();

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <variant>
 
@@ -89,10 +90,11 @@ class Pending final : public Work {
     return on_done_ || (operation_ != nullptr && operation_->must_poll());
   }
   // Called once, by the thread that drove it or failed its communicator. Null: success. It is done
-  // before on_done is called; Communicator::close() waits for that call, too.
+  // before on_done is called; Communicator::close() waits for that call, too. Needs no memory.
   void finish(const Failure* failure);
 
  private:
+  void keep(const Failure& failure);
   // For a done operation: true, or throws its failure, which may have come after the launch.
   bool result() const;
 
@@ -107,7 +109,7 @@ class Pending final : public Work {
   std::function<void(const Failure*)> on_done_;
   std::unique_ptr<AnyOperation> storage_;  // once started: thousands may wait for their turn
   Operation* operation_ = nullptr;
-  std::unique_ptr<Failure> failure_;
+  std::optional<Failure> failure_;
   // If it was done with its launch: the communicator, which learns how the launch ends.
   std::weak_ptr<Communicator> launcher_;
   std::uint64_t launch_ = 0;

@@ -84,9 +84,24 @@ void fails_without_memory(bool waits) {
   if (work) CHECK(failure_of([&] { work->wait(0, {}); }).kind == FailureKind::kAborted);
 }
 
+// Whoever waits for an operation hears of its failure, though there is no memory to keep the text.
+void an_operation_ends_without_memory() {
+  const ThreadGroup group(1);
+  const Request request;
+  Pending pending(group[0]->shared_from_this(), Task(request), 3, 60, nullptr);
+  const Failure failure{FailureKind::kTimeout, 0, OpKind::kBarrier, 3, std::string(100, 'x')};
+  out_of_memory = true;
+  pending.finish(&failure);
+  out_of_memory = false;
+  CHECK(pending.done() && pending.failure()->kind == FailureKind::kTimeout);
+  const Failure told = failure_of([&] { pending.wait(0, {}); });
+  CHECK(told.kind == FailureKind::kTimeout && told.sequence == 3);
+}
+
 }  // namespace
 
 int main() {
+  an_operation_ends_without_memory();
   refused_calls_leave_nothing();
   for (const bool waits : {true, false}) fails_without_memory(waits);
   const ThreadGroup group(3);
