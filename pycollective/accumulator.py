@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pycollective.typing import Array
 
 Shape = int | Sequence[int]
+_Row: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 _LINE = 64  # bytes
 _ROOM = 32  # kNodeRoom: kernels read rows in multiples of so many elements
@@ -56,19 +57,23 @@ class Accumulator:
         self._bucket = not _is_number(given) and not all(map(_is_number, given))
         self.shapes = tuple(map(_sizes, given if self._bucket else (given,)))
         self.size = sum(map(prod, self.shapes))
-        self._rows: dict[Node, np.ndarray[Any, Any]] = {}
-        self._free: list[np.ndarray[Any, Any]] = []
+        self._held: dict[Node, _Row | list[Any]] = {}  # a list: a leaf that was donated
+        self._free: list[_Row] = []
         self._added: set[int] = set()
         self._spent = False
 
-    def add(self, leaf: int, gradient: Array | Sequence[Array | None] | None) -> None:
-        """Add the gradient of micro-batch `leaf`; it is read before this returns, and not kept.
+    def add(
+        self, leaf: int, gradient: Array | Sequence[Array | None] | None, donate: bool = False
+    ) -> None:
+        """Add the gradient of micro-batch `leaf`. It is read before this returns, and not kept.
 
         Args:
             leaf: its number, 0 to M - 1; each once.
             gradient: in the host's memory, of float32, bfloat16, float16 or an 8-bit float, for
                 NumPy (ml_dtypes) or with DLPack (torch). None is +0 everywhere: a parameter that
                 this leaf does not use.
+            donate: the arrays are given away: nobody changes them from now on. So they need not be
+                copied, and may be kept until the leaf's sibling comes, or till `reset`.
 
         Raises:
             ConfigurationError: a leaf that is out of range or was added before; a gradient of
@@ -81,41 +86,52 @@ class Accumulator:
             raise ConfigurationError(f"leaf must be 0 to {self.leaves - 1}, not {leaf}")
         if leaf in self._added:
             raise ConfigurationError(f"leaf {leaf} was added before; add each leaf once")
+        arrays = self._arrays(gradient)
         node, completed = (leaf, leaf + 1), []
-        while node != (0, self.leaves) and (other := sibling(node, self.leaves)) in self._rows:
+        while node != (0, self.leaves) and (other := sibling(node, self.leaves)) in self._held:
             completed.append(other)
             node = parent(node, self.leaves)
-        rows = [self._rows[each] for each in completed]
-        # The oldest row takes the sum. The newest comes free and is the next to be written.
-        out = rows[-1] if rows else self._free[-1] if self._free else self._new_row()
-        _core.accumulate(self._arrays(gradient), self.shapes, rows, out)
-        if not rows and self._free:
-            self._free.pop()
-        for each in reversed(completed):
-            del self._rows[each]
-        self._free += reversed(rows[:-1])
-        self._rows[node] = out
+        if donate and not completed and _core.leaf_is_node(arrays, self.shapes):
+            self._held[node] = [*arrays]
+        else:
+            terms = [self._held[each] for each in completed]
+            rows = [each for each in terms if not isinstance(each, list)]
+            # The oldest row takes the sum. The newest comes free, and is the next to be written.
+            out = rows.pop() if rows else self._free[-1] if self._free else self._new_row()
+            _core.accumulate(arrays, self.shapes, terms, out)
+            if self._free and out is self._free[-1]:
+                self._free.pop()
+            self._free += reversed(rows)
+            for each in completed:
+                del self._held[each]
+            self._held[node] = out
         self._added.add(leaf)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes that it holds, ``(lo, hi)`` for the sum of leaves lo to hi - 1; they ascend."""
-        return tuple(sorted(self._rows))
-
-    @property
-    def rows(self) -> list[np.ndarray[Any, Any]]:
-        """The sums that it holds, one for each of `nodes`: flat, of float32, its own memory.
-
-        They begin with a cache line, and kernels may read up to 31 elements beyond their end.
-        """
-        return [self._rows[node] for node in self.nodes]
+        return tuple(sorted(self._held))
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all rows, those that `reset` has kept included."""
-        return (len(self._rows) + len(self._free)) * _padded(self.size) * 4
+        """The bytes of all rows, of those that `reset` has kept and of donated arrays."""
+        donated = sum(isinstance(each, list) for each in self._held.values())
+        rows = len(self._held) - donated + len(self._free)
+        return 4 * (rows * _padded(self.size) + donated * self.size)
 
-    def spend(self) -> list[np.ndarray[Any, Any]]:
+    def rows(self) -> list[_Row]:
+        """Return the sums that it holds, one for each of `nodes`: flat, of float32, its own memory.
+
+        They begin with a cache line, and kernels may read up to 31 elements beyond their end.
+        """
+        for node, held in self._held.items():
+            if isinstance(held, list):
+                row = self._free.pop() if self._free else self._new_row()
+                _core.accumulate(held, self.shapes, (), row)
+                self._held[node] = row
+        return [row for _, row in sorted(self._held.items()) if not isinstance(row, list)]
+
+    def spend(self) -> list[_Row]:
         """Give `rows` to a reduction, which may overwrite them.
 
         Raises:
@@ -123,12 +139,16 @@ class Accumulator:
         """
         self._refuse_if_spent()
         self._spent = True
-        return self.rows
+        return self.rows()
+
+    def take_back(self) -> None:
+        """Undo `spend`: the reduction was refused, and has touched nothing."""
+        self._spent = False
 
     def reset(self) -> None:
         """Make it empty, for the next step; its rows are kept for that."""
-        self._free += reversed(self.rows)
-        self._rows.clear()
+        self._free += [each for each in self._held.values() if not isinstance(each, list)]
+        self._held.clear()
         self._added.clear()
         self._spent = False
 
@@ -149,7 +169,7 @@ class Accumulator:
                 "the accumulator's leaves were given to a reduction; reset() begins the next step"
             )
 
-    def _new_row(self) -> np.ndarray[Any, Any]:
+    def _new_row(self) -> _Row:
         memory = np.empty(_padded(self.size) * 4 + _LINE, np.uint8)
         begin = -memory.ctypes.data % _LINE
         return memory[begin : begin + 4 * self.size].view(np.float32)

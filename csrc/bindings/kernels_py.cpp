@@ -209,7 +209,7 @@ void combine_into(const std::vector<py::object>& inputs, const std::vector<int>&
   });
 }
 
-// A leaf's array for a row of an accumulator; what is strided is copied.
+// One of the arrays of an accumulator's leaf; what is strided is copied.
 class LeafPart {
  public:
   LeafPart(const py::object& object, const std::vector<std::size_t>& shape,
@@ -217,35 +217,34 @@ class LeafPart {
     for (const std::size_t extent : shape) count_ *= extent;
     if (object.is_none()) return;
     if (!view_->open(object.ptr(), name.c_str())) throw py::error_already_set();
-    bool alike = static_cast<std::size_t>(view_->dimensions()) == shape.size();
-    for (int i = 0; alike && i < view_->dimensions(); ++i)
-      alike = view_->extent(i) == shape[static_cast<std::size_t>(i)];
-    if (!alike) {
-      std::vector<std::size_t> given;
-      for (int i = 0; i < view_->dimensions(); ++i) given.push_back(view_->extent(i));
+    std::vector<std::size_t> given;
+    for (int i = 0; i < view_->dimensions(); ++i) given.push_back(view_->extent(i));
+    if (given != shape)
       refuse(name + " must have shape " + text_of(shape) + ", not " + text_of(given));
-    }
-    dtype_ = view_->dtype();
-    if (find_accumulate(dtype_, SimdLevel::kPortable) == nullptr)
-      refuse(name + " must be of a float type up to float32, not " + name_of(dtype_));
+    if (find_accumulate(view_->dtype(), SimdLevel::kPortable) == nullptr)
+      refuse(name + " must be of a float type up to float32, not " + name_of(view_->dtype()));
+    given_ = true;
+    is_node_ = view_->dtype() == Dtype::kFloat32 && view_->contiguous();
     if (!view_->stage()) throw py::error_already_set();
   }
 
   std::size_t count() const { return count_; }
-  void add_to(const std::vector<const float*>& nodes, float* out, SimdLevel level,
-              bool streaming) const {
-    const auto* const leaf = view_->data();
-    const AccumulateFn accumulate = find_accumulate(dtype_, level);
+  bool is_node() const { return is_node_; }
+  const float* node() const { return static_cast<const float*>(view_->data()); }
+
+  void add_to(std::vector<const float*> nodes, float* out, SimdLevel level, bool streaming) const {
     const auto n = static_cast<int>(nodes.size());
-    if (leaf != nullptr || count_ == 0)
-      return accumulate(leaf, nodes.data(), n, out, count_, streaming);
+    if (given_) {
+      const AccumulateFn accumulate = find_accumulate(view_->dtype(), level);
+      return accumulate(view_->data(), nodes.data(), n, out, count_, streaming);
+    }
     // A parameter that the leaf does not use is +0 there.
     static constexpr float kZeros[1024] = {};
-    std::vector<const float*> from = nodes;
+    const AccumulateFn accumulate = find_accumulate(Dtype::kFloat32, level);
     for (std::size_t left = count_; left != 0;) {
       const std::size_t some = std::min(left, std::size(kZeros));
-      accumulate(kZeros, from.data(), n, out, some, streaming);
-      for (const float*& each : from) each += some;
+      accumulate(kZeros, nodes.data(), n, out, some, streaming);
+      for (const float*& each : nodes) each += some;
       out += some;
       left -= some;
     }
@@ -260,44 +259,70 @@ class LeafPart {
   }
 
   std::size_t count_ = 1;
-  Dtype dtype_ = Dtype::kFloat32;
+  bool given_ = false;
+  bool is_node_ = false;
   std::unique_ptr<ArrayView> view_ = std::make_unique<ArrayView>();
 };
 
-void accumulate(const std::vector<py::object>& leaf,
-                const std::vector<std::vector<std::size_t>>& shapes,
+using Shapes = std::vector<std::vector<std::size_t>>;
+
+std::vector<LeafPart> open_leaf(const std::vector<py::object>& arrays, const Shapes& shapes) {
+  if (arrays.size() != shapes.size())
+    refuse("a leaf must have " + std::to_string(shapes.size()) + " arrays here, not " +
+           std::to_string(arrays.size()));
+  std::vector<LeafPart> parts;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const std::string which = arrays.size() == 1 ? "" : "array " + std::to_string(i) + " of ";
+    parts.emplace_back(arrays[i], shapes[i], which + "the gradient");
+  }
+  return parts;
+}
+
+bool is_node(const std::vector<LeafPart>& leaf) {
+  return std::all_of(leaf.begin(), leaf.end(), [](const LeafPart& part) { return part.is_node(); });
+}
+
+bool leaf_is_node(const std::vector<py::object>& leaf, const Shapes& shapes) {
+  return is_node(open_leaf(leaf, shapes));
+}
+
+void accumulate(const std::vector<py::object>& arrays, const Shapes& shapes,
                 const std::vector<py::object>& nodes, const py::object& out,
                 const std::string& simd) {
   const SimdLevel level = level_named(simd);
-  if (leaf.size() != shapes.size())
-    refuse("a leaf must have " + std::to_string(shapes.size()) + " arrays here, not " +
-           std::to_string(leaf.size()));
-  std::vector<LeafPart> parts;
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < leaf.size(); ++i) {
-    const std::string which = leaf.size() == 1 ? "" : "array " + std::to_string(i) + " of ";
-    count += parts.emplace_back(leaf[i], shapes[i], which + "the gradient").count();
-  }
+  const std::vector<LeafPart> leaf = open_leaf(arrays, shapes);
   const Argument to(out, "out", true);
-  std::vector<Argument> arguments;
-  std::vector<const float*> rows;
-  to.of(Dtype::kFloat32);
+  std::size_t count = 0;
+  for (const LeafPart& part : leaf) count += part.count();
+  if (count != to.of(Dtype::kFloat32).count())
+    refuse("out must have as many elements as all arrays together");
+
+  std::vector<Argument> rows;
+  std::vector<std::vector<LeafPart>> kept;
+  // terms[part][node], and where the result of a part goes.
+  std::vector<std::vector<const float*>> terms(leaf.size());
+  std::vector<float*> into(leaf.size());
+  const auto cut = [&](auto* row, const auto& put) {
+    for (std::size_t i = 0; i < leaf.size(); row += leaf[i++].count()) put(i, row);
+  };
   bool in_place = false;
   for (const py::object& node : nodes) {
-    const Argument& row = arguments.emplace_back(node, "a node", false);
-    row.of(Dtype::kFloat32).long_as(to);
-    rows.push_back(row.as<float>());
-    in_place |= rows.back() == to.as<float>();
-  }
-  if (count != to.count()) refuse("out must have as many elements as all arrays together");
-  run([&] {
-    auto* into = to.as<float>();
-    const bool streaming = !in_place && count * sizeof(float) >= kLeastStreamed;
-    for (const LeafPart& part : parts) {
-      part.add_to(rows, into, level, streaming);
-      for (const float*& row : rows) row += part.count();
-      into += part.count();
+    if (py::isinstance<py::list>(node)) {
+      kept.push_back(open_leaf(node.cast<std::vector<py::object>>(), shapes));
+      if (!is_node(kept.back())) refuse("a leaf that is kept must be contiguous and of float32");
+      for (std::size_t i = 0; i < leaf.size(); ++i) terms[i].push_back(kept.back()[i].node());
+    } else {
+      rows.emplace_back(node, "a node", false).of(Dtype::kFloat32).long_as(to);
+      const auto* const row = rows.back().as<float>();
+      cut(row, [&](std::size_t i, const float* from) { terms[i].push_back(from); });
+      in_place |= row == to.as<float>();
     }
+  }
+  cut(to.as<float>(), [&](std::size_t i, float* place) { into[i] = place; });
+  const bool streaming = !in_place && count * sizeof(float) >= kLeastStreamed;
+  run([&] {
+    for (std::size_t i = 0; i < leaf.size(); ++i)
+      leaf[i].add_to(terms[i], into[i], level, streaming);
   });
 }
 
@@ -653,9 +678,12 @@ void bind_reductions(py::module_& module) {
       "leaves, in either type.");
   module.def("accumulate", or_raise(accumulate), py::arg("leaf"), py::arg("shapes"),
              py::arg("nodes"), py::arg("out"), py::arg("simd") = "",
-             "Add a leaf, an array or None (+0) of each shape, one behind the other, and the rows "
+             "Add a leaf, an array or None (+0) of each shape, one behind the other, and the "
              "`nodes` that it completes, nearest first, into the row `out`, which may be one of "
-             "them. Rows are flat arrays of float32.");
+             "them. A row is a flat array of float32; a node is a row, or a list of arrays that "
+             "leaf_is_node.");
+  module.def("leaf_is_node", or_raise(leaf_is_node), py::arg("leaf"), py::arg("shapes"),
+             "Whether a leaf can be a node as it lies: contiguous arrays of float32.");
   module.def(
       "simd_levels",
       [] {
