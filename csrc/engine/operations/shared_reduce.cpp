@@ -1,6 +1,5 @@
 #include "engine/operations/shared_reduce.h"
 
-#include <algorithm>
 #include <cstdint>
 
 #include "engine/operations/input_place.h"
@@ -9,10 +8,8 @@
 namespace pycollective {
 namespace {
 
-// Results are fetched while they lie in the cache of the rank that has made them.
-constexpr std::size_t kLargestPart = std::size_t{128} << 10;
-constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
-constexpr std::size_t kFewestChunks = 4;
+// After each chunk a rank looks for failures of others.
+constexpr std::size_t kChunk = std::size_t{128} << 10;
 
 }  // namespace
 
@@ -23,15 +20,12 @@ SharedReduce::SharedReduce(Group& group, const Task& task, std::uint64_t sequenc
       reduce_(
           find_kernels(task.request->dtype, task.request->reduce_op, active_simd_level()).reduce),
       element_(size_of(task.request->dtype)),
-      part_(std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, kLargestPart) /
-            kLine * kLine / element_),
+      part_(kChunk / element_),
       chunks_((shards_.longest() + part_ - 1) / part_),
       base_(group.own().progress.combined.load(std::memory_order_relaxed)) {}
 
 std::uint64_t SharedReduce::input_word() const {
-  // Peers fetch results where the leaves were.
-  const bool in_place = request_.kind != OpKind::kAllReduce || request_.output == request_.input;
-  return in_place ? place_of(group_, request_.input, input_bytes(), kUnreadable) : kUnreadable;
+  return place_of(group_, request_.input, input_bytes(), kUnreadable);
 }
 
 bool SharedReduce::begin() {
@@ -53,15 +47,12 @@ State SharedReduce::advance() {
       }
       stage_ = Stage::kWork;
       [[fallthrough]];
-    case Stage::kWork: {
-      const bool combined = combine();
-      const bool fetched = fetch();
-      if (combined_ < chunks_ || fetched_ < chunks_)
-        return combined || fetched ? State::kProgressed : State::kBlocked;
-      group_.publish(group_.own().progress.copied_in, base_ + chunks_);
+    case Stage::kWork:
+      if (reduced_ < chunks_) reduce_chunk();
+      if (reduced_ < chunks_) return State::kProgressed;
+      group_.publish(group_.own().progress.combined, base_ + chunks_);
       stage_ = Stage::kWait;
       [[fallthrough]];
-    }
     case Stage::kWait:
       if (!all_have_read()) return State::kBlocked;
   }
@@ -70,39 +61,17 @@ State SharedReduce::advance() {
   return State::kDone;
 }
 
-bool SharedReduce::combine() {
-  if (combined_ == chunks_) return false;
-  const Member me = group_.me();
-  const Range part = shards_.part(me.index(), combined_, part_);
-  if (part.length != 0) {
-    const void* leaves[kMaxMembers];
-    for (const Member each : group_.members())
-      leaves[each.at()] = inputs_[each.at()] + part.begin * element_;
-    const std::size_t to =
-        request_.kind == OpKind::kAllReduce ? part.begin : part.begin - shards_.begin(me.index());
-    const FloatEnvironment ieee;
-    reduce_(leaves, group_.size(), static_cast<std::byte*>(request_.output) + to * element_,
-            nullptr, part.length);
-  }
-  group_.publish(group_.own().progress.combined, base_ + ++combined_);
-  return true;
-}
-
-bool SharedReduce::fetch() {
-  if (request_.kind != OpKind::kAllReduce) fetched_ = chunks_;
-  if (fetched_ == chunks_) return false;
-  const int first = peer_;
-  for (; peer_ < group_.size(); ++peer_) {
-    const Member each = group_.after_me(peer_);
-    if (group_.mailbox(each).progress.combined.load(std::memory_order_acquire) <= base_ + fetched_)
-      return peer_ != first;
-    const Range part = shards_.part(each.index(), fetched_, part_);
-    copy_bytes(static_cast<std::byte*>(request_.output) + part.begin * element_,
-               inputs_[each.at()] + part.begin * element_, part.length * element_);
-  }
-  peer_ = 1;
-  ++fetched_;
-  return true;
+void SharedReduce::reduce_chunk() {
+  const int me = group_.me().index();
+  const Range part = shards_.part(me, reduced_++, part_);
+  if (part.length == 0) return;
+  const void* leaves[kMaxMembers];
+  for (const Member each : group_.members())
+    leaves[each.at()] = inputs_[each.at()] + part.begin * element_;
+  const FloatEnvironment ieee;
+  reduce_(leaves, group_.size(),
+          static_cast<std::byte*>(request_.output) + (part.begin - shards_.begin(me)) * element_,
+          nullptr, part.length);
 }
 
 bool SharedReduce::all_have_read() const {
