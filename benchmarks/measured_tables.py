@@ -178,6 +178,20 @@ def two_hosts() -> str:
     return _table(head, rows)
 
 
+def accumulator() -> str:
+    """Adding up micro-batches, beside additions in place."""
+    ways = (
+        *("fp32", "fp32, donated", "torch, e += g of fp32"),
+        *("bf16", "torch, e += g of bf16"),
+    )
+    rows = []
+    for size in json.loads((RESULTS / "accumulator.json").read_text())["sizes"]:
+        base = size["e += g, us"] / 1e6
+        times = (_time(base * size["ratios"][way]) for way in ways)
+        rows.append((_size(4 * size["elements"]), _time(base), *times))
+    return _table(("fp32 sum of", "NumPy, `e += g`", *ways), rows)
+
+
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"measured": readme},
     "docs/measured.md": {
@@ -187,6 +201,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "small calls": small,
         "other collectives": others,
         "two hosts": two_hosts,
+        "accumulator": accumulator,
     },
 }
 
