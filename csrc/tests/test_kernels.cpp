@@ -1,5 +1,5 @@
-// The kernels of packing and compression touch nothing that is not an argument's, whatever arrives,
-// at each SIMD level. (tests/kernels holds the bits to the document.)
+// The kernels of packing, compression and accumulators touch nothing that is not an argument's,
+// whatever arrives, at each SIMD level. (tests/kernels holds the bits to the document.)
 //
 // Arrays lie in heap blocks of their very sizes, so that under ASan a byte too far is seen; without
 // it, guards see what is written.
@@ -427,6 +427,41 @@ void test_sums_and_scatter() {
   }
 }
 
+// --- Accumulators.
+
+void test_accumulation() {
+  constexpr Dtype kLeaves[] = {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16,
+                               Dtype::kFloat8E4M3, Dtype::kFloat8E5M2};
+  constexpr std::uint64_t kFinite = std::uint64_t{1} << 40;
+  Random random(12);
+  for (int round = 0; round < 400; ++round) {
+    const Dtype dtype = kLeaves[random() % std::size(kLeaves)];
+    const std::size_t count = random() % 200, n = random() % 4;
+    const Data leaf = numbers(dtype, count, kFinite, random);
+    std::vector<Data> nodes(n);
+    for (Data& node : nodes) node = numbers(Dtype::kFloat32, count, kFinite, random);
+    const bool streaming = one_in(2, random), in_place = n != 0 && one_in(2, random);
+    Data first;
+    for (const SimdLevel level : levels()) {
+      Room from(leaf, random() % 64), apart(4 * count, random() % 16 * 4);
+      std::deque<Room> rows;
+      std::vector<const float*> terms;
+      for (const Data& node : nodes)
+        terms.push_back(
+            reinterpret_cast<float*>(rows.emplace_back(node, random() % 16 * 4).data()));
+      Room& out = in_place ? rows.back() : apart;
+      find_accumulate(dtype, level)(from.data(), terms.data(), static_cast<int>(n),
+                                    reinterpret_cast<float*>(out.data()), count, streaming);
+      from.check_guards();
+      apart.check_guards();
+      for (const Room& row : rows) row.check_guards();
+      for (std::size_t i = 0; i + in_place < n; ++i) CHECK(rows[i].copy() == nodes[i]);
+      if (level == SimdLevel::kPortable) first = out.copy();
+      CHECK(out.copy() == first);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace pycollective
 
@@ -442,5 +477,6 @@ int main() {
   test_largest_nan();
   test_packed_indices();
   test_sums_and_scatter();
+  test_accumulation();
   std::puts("kernels: ok");
 }

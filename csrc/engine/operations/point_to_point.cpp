@@ -20,7 +20,7 @@ namespace {
 // Shorter messages are there sooner by way of the buffer.
 constexpr std::size_t kLeastSingleCopy = std::size_t{64} << 10;
 // After each piece of so many bytes a receiver looks for failures of others.
-constexpr std::size_t kCopyPiece = std::size_t{512} << 10;
+constexpr std::size_t kMessagePiece = std::size_t{512} << 10;
 // A process that dies loses its memory before it has ended. (Out of memory, Linux takes it away.)
 constexpr int kLooks = 100;
 constexpr std::chrono::milliseconds kBetweenLooks{1};
@@ -317,7 +317,7 @@ void Receive::read_chunk() {
 }
 
 void Receive::copy_from_sender() {
-  const std::size_t bytes = std::min(bytes_ - copied_, kCopyPiece);
+  const std::size_t bytes = std::min(bytes_ - copied_, kMessagePiece);
   copy_from(*this, peer_, static_cast<std::byte*>(request_.output) + copied_, source_ + copied_,
             bytes);
   copied_ += bytes;
