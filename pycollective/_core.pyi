@@ -5,6 +5,8 @@ from typing import Any, Generic, Literal, TypeAlias, overload
 
 from typing_extensions import TypeVar  # of type checkers, which alone read this
 
+from pycollective.accumulator import Accumulator
+from pycollective.deal import Deal
 from pycollective.errors import CollectiveError
 from pycollective.typing import Algorithm, Array, ReduceOp, Stream, Wire
 from pycollective.typing import Dtype as DtypeName
@@ -114,6 +116,7 @@ class Communicator:
     def _check_peers(self) -> None: ...
     def _close(self) -> None: ...
     def _capsule(self) -> _Capsule: ...
+    def _reduce_nodes(self, *arguments: Any) -> Any: ...
     def _allocate(self, bytes: int, /) -> Any: ...
     @overload
     def all_reduce(
@@ -125,6 +128,8 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> _A: ...
     @overload
     def all_reduce(
@@ -137,22 +142,26 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> Work[_A]: ...
     @overload
     def all_reduce(
         self,
-        x: Array,
+        x: Array | Accumulator,
         op: ReduceOp = "sum",
         out: _A = ...,
         async_op: Literal[False] = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> _A: ...
     @overload
     def all_reduce(
         self,
-        x: Array,
+        x: Array | Accumulator,
         op: ReduceOp = "sum",
         out: _A = ...,
         *,
@@ -160,6 +169,8 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> Work[_A]: ...
     @overload
     def all_reduce(
@@ -171,17 +182,21 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> Work[_A] | _A: ...
     @overload
     def all_reduce(
         self,
-        x: Array,
+        x: Array | Accumulator,
         op: ReduceOp = "sum",
         out: _A = ...,
         async_op: bool = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> Work[_A] | _A: ...
     @overload
     def reduce(
@@ -194,6 +209,8 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> _A | None: ...
     @overload
     def reduce(
@@ -207,11 +224,13 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> Work[_A | None]: ...
     @overload
     def reduce(
         self,
-        x: Array,
+        x: Array | Accumulator,
         root: int = 0,
         op: ReduceOp = "sum",
         out: _A = ...,
@@ -219,11 +238,13 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> _A | None: ...
     @overload
     def reduce(
         self,
-        x: Array,
+        x: Array | Accumulator,
         root: int = 0,
         op: ReduceOp = "sum",
         out: _A = ...,
@@ -232,6 +253,8 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> Work[_A | None]: ...
     @overload
     def reduce(
@@ -244,11 +267,13 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> Work[_A | None] | _A | None: ...
     @overload
     def reduce(
         self,
-        x: Array,
+        x: Array | Accumulator,
         root: int = 0,
         op: ReduceOp = "sum",
         out: _A = ...,
@@ -256,24 +281,28 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> Work[_A | None] | _A | None: ...
     @overload
     def reduce_scatter(
         self,
         out: _A,
-        x: Array,
+        x: Array | Accumulator,
         op: ReduceOp = "sum",
         counts: Sequence[int] | None = None,
         async_op: Literal[False] = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> _A: ...
     @overload
     def reduce_scatter(
         self,
         out: _A,
-        x: Array,
+        x: Array | Accumulator,
         op: ReduceOp = "sum",
         counts: Sequence[int] | None = None,
         *,
@@ -281,18 +310,22 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> Work[_A]: ...
     @overload
     def reduce_scatter(
         self,
         out: _A,
-        x: Array,
+        x: Array | Accumulator,
         op: ReduceOp = "sum",
         counts: Sequence[int] | None = None,
         async_op: bool = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> Work[_A] | _A: ...
     @overload
     def all_gather(

@@ -10,7 +10,7 @@ import logging
 import math
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -20,6 +20,7 @@ import numpy as np
 from pycollective import _core, host_memory
 from pycollective import device_path as device_paths
 from pycollective.agree import agree
+from pycollective.deal import Deal
 from pycollective.dtypes import DTYPES
 from pycollective.errors import CollectiveError, ConfigurationError
 from pycollective.placement import number_hosts
@@ -87,6 +88,12 @@ class Communicator(_core.Communicator):
       stream. Where `device_path` is ``"peer"`` and the stream has a name, the result comes in that
       stream's order, after the call has returned or its `Work` is done; if it then ends badly, the
       next call, `close` or `failure` tells (docs/gpu.md).
+
+    - `divisor`, `deal`: of reductions of a `pycollective.Accumulator`, whose leaves are
+      micro-batches: what ``"avg"`` divides by in place of the number of leaves, a number above 0
+      that fp32 holds; and who gives which leaves, a `Deal` of `deal`, None for
+      `pycollective.leaves_of`. The same on all ranks. Each rank's accumulator holds all leaves that
+      the deal gives it, which may be none, and no others; ``op`` is ``"sum"`` or ``"avg"``.
 
     Every call may raise:
 
@@ -224,6 +231,34 @@ class Communicator(_core.Communicator):
             raise ConfigurationError(f"empty: shape {sizes} has a negative dimension")
         memory = self._allocate(min(math.prod(sizes) * wanted.itemsize, 2**62))
         return np.ndarray(sizes, wanted, buffer=memory)
+
+    def deal(self, leaves: int, mine: Iterable[int]) -> Deal:
+        """Agree on which rank gives which leaves of a reduction; collective.
+
+        Only for others than the default, which is `pycollective.leaves_of` on each rank and needs
+        no call. A deal serves any number of calls: ``comm.all_reduce(acc, out=x, deal=deal)``.
+
+        Args:
+            leaves: of all ranks together, M; the same on all ranks.
+            mine: the leaves that this rank gives, in any order; there may be none.
+
+        Returns:
+            The deal, the same on all ranks.
+
+        Raises:
+            CollectiveMismatch: on all ranks: they say different M, or a leaf is given by two ranks
+                or by none; the message names leaf and ranks. The communicator stays usable.
+            ConfigurationError: on all ranks: a rank named a leaf twice, or one that is not there.
+        """
+        from pycollective.partials import make_deal
+
+        return make_deal(self._all_gather_bytes, leaves, mine)
+
+    def _reduce_accumulator(self, *arguments: Any) -> Any:
+        # Here, not at the top: who has no accumulator need not wait for the import.
+        from pycollective.partials import reduce_accumulator
+
+        return reduce_accumulator(self, self._world.planner, *arguments)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.

@@ -52,7 +52,7 @@ class CollectiveTimeout(CollectiveError):
 
 
 class CollectiveMismatch(CollectiveError):
-    """Ranks called different operations, counts, dtypes or reduce-ops; no data moved."""
+    """Ranks called different operations, counts, dtypes, reduce-ops or deals; no data moved."""
 
 
 class CollectiveAborted(CollectiveError):

@@ -8,6 +8,8 @@ from typing import Any, Generic, Literal, TypeAlias, overload
 
 from typing_extensions import TypeVar  # of type checkers, which alone read this
 
+from pycollective.accumulator import Accumulator
+from pycollective.deal import Deal
 from pycollective.errors import CollectiveError
 from pycollective.typing import Algorithm, Array, ReduceOp, Stream, Wire
 from pycollective.typing import Dtype as DtypeName
@@ -71,6 +73,7 @@ class Communicator:
     def _check_peers(self) -> None: ...
     def _close(self) -> None: ...
     def _capsule(self) -> _Capsule: ...
+    def _reduce_nodes(self, *arguments: Any) -> Any: ...
     def _allocate(self, bytes: int, /) -> Any: ...  # SharedMemory, a buffer
     @overload
     def all_reduce(
@@ -82,17 +85,21 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> _A: ...
     @overload
     def all_reduce(
         self,
-        x: Array,
+        x: Array | Accumulator,
         op: ReduceOp = "sum",
         out: _A = ...,
         async_op: bool = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> _A: ...
     @overload
     def reduce(
@@ -105,11 +112,13 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> _A | None: ...
     @overload
     def reduce(
         self,
-        x: Array,
+        x: Array | Accumulator,
         root: int = 0,
         op: ReduceOp = "sum",
         out: _A = ...,
@@ -117,17 +126,21 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> _A | None: ...
     def reduce_scatter(
         self,
         out: _A,
-        x: Array,
+        x: Array | Accumulator,
         op: ReduceOp = "sum",
         counts: Sequence[int] | None = None,
         async_op: bool = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+        divisor: float | None = None,
+        deal: Deal | None = None,
     ) -> _A: ...
     def all_gather(
         self,

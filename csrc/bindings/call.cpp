@@ -53,9 +53,77 @@ bool Call::prepare(OpKind kind, const CallArguments& arguments, int rank, int si
   return open_arrays(arguments) && check_sizes(rank, size);
 }
 
+bool Call::prepare_nodes(OpKind kind, const CallArguments& arguments, DealtNodes nodes,
+                         PyObject* rows, std::size_t elements, int rank, int size) {
+  request_.kind = kind;
+  request_.root = static_cast<int>(arguments.root);
+  if (!read_op(arguments.op)) return false;
+  if (given(arguments.wire) && !read_wire(arguments.wire, request_.wire)) return false;
+  if (given(arguments.counts) && !read_counts(arguments.counts)) return false;
+  request_.dtype = Dtype::kFloat32;
+  if (given(arguments.output)) {
+    if (!first_.open(arguments.output, "the output array")) return false;
+    request_.dtype = first_.dtype();
+    if (has(traits_of(kind).output, rank, request_.root)) {
+      if (!first_.stage() || !first_.check_writable(arguments.output, name_of(kind))) return false;
+      output_ = &first_;
+      request_.output = output_->data();
+    }
+  }
+  nodes.dtype = request_.dtype;
+  nodes.reduce_op = request_.reduce_op;
+  if (!read_rows(std::move(nodes), rows, elements)) return false;
+  return check_nodes_sizes(elements, rank, size);
+}
+
+// Sets request_.count, and checks the output against it.
+bool Call::check_nodes_sizes(std::size_t elements, int rank, int size) {
+  const auto n = static_cast<std::size_t>(size);
+  const std::vector<std::size_t>& counts = request_.counts;
+  request_.count = elements;
+  std::size_t mine = elements;
+  if (in_shards(request_.kind)) {
+    if (!counts.empty() && (counts.size() != n || std::accumulate(counts.begin(), counts.end(),
+                                                                  std::size_t{0}) != elements)) {
+      raise_configuration_error("%s: counts must be %d numbers whose sum is %zu",
+                                name_of(request_.kind), size, elements);
+      return false;
+    }
+    if (counts.empty() && elements % n != 0) {
+      raise_configuration_error("%s: %zu elements are no multiple of %d ranks: give counts=",
+                                name_of(request_.kind), elements, size);
+      return false;
+    }
+    request_.count = elements / n;
+    mine = counts.empty() ? request_.count : counts[static_cast<std::size_t>(rank)];
+  }
+  if (output_ == nullptr || output_->count() == mine) return true;
+  raise_configuration_error("%s: the output has %zu elements and the result %zu",
+                            name_of(request_.kind), output_->count(), mine);
+  return false;
+}
+
+bool Call::read_rows(DealtNodes nodes, PyObject* rows, std::size_t elements) {
+  PyObject* sequence = PySequence_Fast(rows, "rows must be a sequence of arrays");
+  if (sequence == nullptr) return false;
+  const Py_ssize_t length = PySequence_Fast_GET_SIZE(sequence);
+  for (Py_ssize_t i = 0; i < length && PyErr_Occurred() == nullptr; ++i) {
+    ArrayView& row = *rows_.emplace_back(std::make_unique<ArrayView>());
+    if (!row.open(PySequence_Fast_GET_ITEM(sequence, i), "a row")) break;
+    if (row.dtype() != Dtype::kFloat32 || !row.contiguous() || row.count() != elements)
+      raise_configuration_error("row %zd is not a flat array of %zu elements of float32", i,
+                                elements);
+    nodes.rows.push_back(static_cast<const float*>(row.data()));
+  }
+  Py_DECREF(sequence);
+  request_.nodes = std::make_shared<const DealtNodes>(std::move(nodes));
+  return PyErr_Occurred() == nullptr;
+}
+
 void Call::keep_with(KeptArrays& kept) {
   std::vector<PyObject*> objects;
   for (const ArrayView* each : {&first_, &second_}) each->add_owners(objects);
+  for (const auto& each : rows_) each->add_owners(objects);
   request_.keep = kept.keep(std::move(objects));
 }
 

@@ -53,13 +53,16 @@ class KeptArrays : public std::enable_shared_from_this<KeptArrays> {
 
 // The caller's arguments; null or None if not given.
 struct CallArguments {
-  PyObject* input = nullptr;   // what is read
-  PyObject* output = nullptr;  // what is written; the input, where not given
+  PyObject* input = nullptr;         // what is read
+  PyObject* output = nullptr;        // what is written; the input, where not given
+  PyObject* given_output = nullptr;  // the argument itself; of an accumulator its dtype counts
   PyObject* op = nullptr;
   PyObject* counts = nullptr;
   PyObject* algorithm = nullptr;
   PyObject* wire = nullptr;
   PyObject* stream = nullptr;
+  PyObject* divisor = nullptr;  // of accumulators, like the deal
+  PyObject* deal = nullptr;
   long root = 0;
   long tag = 0;
   bool from_any = false;  // in place of the root: a recv
@@ -79,6 +82,9 @@ class Call {
  public:
   // Fills request(). False with a Python error set; nothing has moved.
   bool prepare(OpKind kind, const CallArguments& arguments, int rank, int size);
+  // The same for a reduction of nodes, whose rows are arrays of fp32 of one length.
+  bool prepare_nodes(OpKind kind, const CallArguments& arguments, DealtNodes nodes, PyObject* rows,
+                     std::size_t elements, int rank, int size);
   const Request& request() const { return request_; }
   void use(std::shared_ptr<const Program> program) { request_.program = std::move(program); }
   void keep_with(KeptArrays& kept);
@@ -93,12 +99,15 @@ class Call {
   bool read_op(PyObject* op);
   bool read_counts(PyObject* counts);
   bool check_sizes(int rank, int size);
+  bool read_rows(DealtNodes nodes, PyObject* rows, std::size_t elements);
+  bool check_nodes_sizes(std::size_t elements, int rank, int size);
 
   Request request_;
   ArrayView first_;
   ArrayView second_;
   const ArrayView* input_ = nullptr;
   ArrayView* output_ = nullptr;
+  std::vector<std::unique_ptr<ArrayView>> rows_;
   int source_ = 0;
 };
 

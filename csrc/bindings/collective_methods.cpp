@@ -23,23 +23,26 @@ namespace {
 namespace docs {
 
 constexpr const char* kAllReduce =
-    R"(all_reduce(x, op='sum', out=None, async_op=False, algorithm='auto', wire=None, stream=None)
+    R"(all_reduce(x, op='sum', out=None, async_op=False, algorithm='auto', wire=None, stream=None, divisor=None, deal=None)
 --
 
 Reduce the arrays of all ranks; every rank gets the result, the same bits.
 
 Args:
     x: this rank's array, of one shape and dtype on all ranks. It receives the result unless `out`
-        is given; then it is only read.
+        is given; then it is only read. Or a `pycollective.Accumulator`, of one size and as many
+        leaves on all ranks, which is spent by the call.
     op: see the class.
-    out: of x's shape and dtype, apart from x; or x itself.
+    out: of x's shape and dtype, apart from x; or x itself. Of an accumulator a host array of as
+        many elements, of a float type up to float32, the same on all ranks.
     async_op, algorithm, wire, stream: see the class. Every algorithm can do it.
+    divisor, deal: of accumulators, see the class.
 
 Returns:
     The array that holds the result: x, or out. With async_op=True a Work.)";
 
 constexpr const char* kReduce =
-    R"(reduce(x, root=0, op='sum', out=None, async_op=False, algorithm='auto', wire=None, stream=None)
+    R"(reduce(x, root=0, op='sum', out=None, async_op=False, algorithm='auto', wire=None, stream=None, divisor=None, deal=None)
 --
 
 Reduce the arrays of all ranks; the root alone gets the result.
@@ -49,15 +52,17 @@ Args:
         unless `out` is given; elsewhere it is only read.
     root: the rank that gets the result; the same on all ranks.
     op: see the class.
-    out: on the root as `all_reduce` takes it; ignored elsewhere.
+    out: on the root as `all_reduce` takes it; ignored elsewhere. Of an accumulator its dtype counts
+        there, too, and is float32 where it is None.
     async_op, algorithm, wire, stream: see the class. Algorithms: direct, tree.
+    divisor, deal: of accumulators, see the class.
 
 Returns:
     On the root the array that holds the result: x, or out. Elsewhere None. With async_op=True a
     Work.)";
 
 constexpr const char* kReduceScatter =
-    R"(reduce_scatter(out, x, op='sum', counts=None, async_op=False, algorithm='auto', wire=None, stream=None)
+    R"(reduce_scatter(out, x, op='sum', counts=None, async_op=False, algorithm='auto', wire=None, stream=None, divisor=None, deal=None)
 --
 
 Reduce the arrays of all ranks; each rank gets its own shard of the result.
@@ -66,10 +71,12 @@ Args:
     out: receives this rank's shard: 1/size of x's elements, or counts[rank], in any shape. It may
         be that shard of x.
     x: this rank's array, of one number of elements and dtype on all ranks: a shard for each rank,
-        one after another in rank order. It is only read.
+        one after another in rank order. It is only read. Or a `pycollective.Accumulator`, as
+        `all_reduce` takes it.
     op: see the class.
     counts: elements of each rank's shard, the same on all ranks; None where shards are equal.
     async_op, algorithm, wire, stream: see the class. Every algorithm but recursive_doubling.
+    divisor, deal: of accumulators, see the class.
 
 Returns:
     out. With async_op=True a Work.)";
@@ -287,6 +294,8 @@ enum class Role {
   kAlgorithm,
   kWire,
   kStream,
+  kDivisor,
+  kDeal,
 };
 
 struct Parameter {
@@ -294,7 +303,7 @@ struct Parameter {
   Role role;
 };
 
-constexpr std::size_t kMostParameters = 8;
+constexpr std::size_t kMostParameters = 10;
 
 struct Method {
   OpKind kind;
@@ -310,6 +319,8 @@ constexpr Parameter kAsyncParameter = {"async_op", Role::kAsync};
 constexpr Parameter kAlgorithmParameter = {"algorithm", Role::kAlgorithm};
 constexpr Parameter kWireParameter = {"wire", Role::kWire};
 constexpr Parameter kStreamParameter = {"stream", Role::kStream};
+constexpr Parameter kDivisorParameter = {"divisor", Role::kDivisor};
+constexpr Parameter kDealParameter = {"deal", Role::kDeal};
 
 constexpr Method kMethods[kCollectiveMethods] = {
     {OpKind::kAllReduce,
@@ -320,7 +331,9 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAsyncParameter,
       kAlgorithmParameter,
       kWireParameter,
-      kStreamParameter},
+      kStreamParameter,
+      kDivisorParameter,
+      kDealParameter},
      docs::kAllReduce},
     {OpKind::kReduce,
      1,
@@ -331,7 +344,9 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAsyncParameter,
       kAlgorithmParameter,
       kWireParameter,
-      kStreamParameter},
+      kStreamParameter,
+      kDivisorParameter,
+      kDealParameter},
      docs::kReduce},
     {OpKind::kReduceScatter,
      2,
@@ -342,7 +357,9 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAsyncParameter,
       kAlgorithmParameter,
       kWireParameter,
-      kStreamParameter},
+      kStreamParameter,
+      kDivisorParameter,
+      kDealParameter},
      docs::kReduceScatter},
     {OpKind::kAllGather,
      2,
@@ -448,12 +465,8 @@ void keep_arrays(CommunicatorObject& self, Call& call) {
   call.keep_with(**self.kept);
 }
 
-PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& arguments) {
+PyObject* run_prepared(CommunicatorObject& self, Call& call, PyObject* result) {
   Communicator& core = **self.core;
-  Call call;
-  if (!call.prepare(kind, arguments, core.rank(), core.size()) ||
-      !choose_program(self, arguments.algorithm, call))
-    return nullptr;
   keep_arrays(self, call);
   try {
     // To release the lock and take it again costs as much as the rest of a small call.
@@ -466,19 +479,22 @@ PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& ar
     return nullptr;
   }
   if (!call.finish()) return nullptr;
-  if (kind == OpKind::kRecv) return PyLong_FromLong(call.source());
-  PyObject* result = arguments.result(kind);
-  Py_INCREF(result);
-  return result;
+  if (call.request().kind == OpKind::kRecv) return PyLong_FromLong(call.source());
+  return Py_NewRef(result);
 }
 
-PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments& arguments) {
+PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& arguments) {
+  Communicator& core = **self.core;
+  Call call;
+  if (!call.prepare(kind, arguments, core.rank(), core.size()) ||
+      !choose_program(self, arguments.algorithm, call))
+    return nullptr;
+  return run_prepared(self, call, arguments.result(kind));
+}
+
+PyObject* start_prepared(CommunicatorObject& self, std::unique_ptr<Call> call, PyObject* result) {
   Communicator& core = **self.core;
   try {
-    auto call = std::make_unique<Call>();
-    if (!call->prepare(kind, arguments, core.rank(), core.size()) ||
-        !choose_program(self, arguments.algorithm, *call))
-      return nullptr;
     keep_arrays(self, *call);
     (*self.abandoned)->sweep();
     std::shared_ptr<Work> work;
@@ -486,15 +502,42 @@ PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments
       const GilReleased unlocked;
       work = core.submit(call->request(), nullptr);
     }
-    return py::cast(std::make_unique<PythonWork>(
-                        std::move(call), std::move(work), *self.abandoned,
-                        py::reinterpret_borrow<py::object>(arguments.result(kind))))
+    return py::cast(std::make_unique<PythonWork>(std::move(call), std::move(work), *self.abandoned,
+                                                 py::reinterpret_borrow<py::object>(result)))
         .release()
         .ptr();
   } catch (const std::exception&) {
     raise_current_exception();
     return nullptr;
   }
+}
+
+PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments& arguments) {
+  Communicator& core = **self.core;
+  auto call = std::make_unique<Call>();
+  if (!call->prepare(kind, arguments, core.rank(), core.size()) ||
+      !choose_program(self, arguments.algorithm, *call))
+    return nullptr;
+  return start_prepared(self, std::move(call), arguments.result(kind));
+}
+
+// Whether an argument is a pycollective.Accumulator. An array is hardly asked.
+bool holds_nodes(PyObject* given) {
+  return given != nullptr && !PyObject_CheckBuffer(given) &&
+         PyObject_HasAttrString(reinterpret_cast<PyObject*>(Py_TYPE(given)), "spend") != 0;
+}
+
+// An accumulator: in Python, which comes back by reduce_nodes().
+PyObject* hand_over(PyObject* self, OpKind kind, PyObject* accumulator, const CallArguments& call,
+                    bool async) {
+  const auto or_none = [](PyObject* object) { return object != nullptr ? object : Py_None; };
+  PyObject* op = call.op != nullptr ? Py_NewRef(call.op) : PyUnicode_FromString("sum");
+  if (op == nullptr) return nullptr;
+  PyObject* result = PyObject_CallMethod(
+      self, "_reduce_accumulator", "sOOlNOOOOOi", name_of(kind), accumulator,
+      or_none(call.given_output), call.root, op, or_none(call.counts), or_none(call.divisor),
+      or_none(call.deal), or_none(call.algorithm), or_none(call.wire), async ? 1 : 0);
+  return result;
 }
 
 // What a method's arguments mean on this rank. False with a Python error set.
@@ -522,7 +565,7 @@ bool interpret(const MethodArguments<kMostParameters>& given, int rank, CallArgu
         call.input = given[i];
         break;
       case Role::kOutput:
-        if (given.has(i)) call.output = given[i];
+        if (given.has(i)) call.output = call.given_output = given[i];
         break;
       case Role::kInPlace:
         call.input = call.output = given[i];
@@ -559,6 +602,12 @@ bool interpret(const MethodArguments<kMostParameters>& given, int rank, CallArgu
       case Role::kStream:
         call.stream = given[i];
         break;
+      case Role::kDivisor:
+        call.divisor = given[i];
+        break;
+      case Role::kDeal:
+        call.deal = given[i];
+        break;
       case Role::kRoot:
       case Role::kTag:
       case Role::kNone:
@@ -575,7 +624,8 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, P
   static constexpr const char* kNames[kMostParameters] = {
       method.parameters[0].name, method.parameters[1].name, method.parameters[2].name,
       method.parameters[3].name, method.parameters[4].name, method.parameters[5].name,
-      method.parameters[6].name, method.parameters[7].name};
+      method.parameters[6].name, method.parameters[7].name, method.parameters[8].name,
+      method.parameters[9].name};
   Communicator* core = CommunicatorObject::core_of(self);
   MethodArguments<kMostParameters> given(name_of(method.kind), kNames, method.required);
   CallArguments call;
@@ -583,6 +633,15 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, P
   if (core == nullptr || !given.read(args, positional, names) ||
       !interpret<Index>(given, core->rank(), call, async))
     return nullptr;
+  if constexpr (reduces(method.kind)) {
+    if (holds_nodes(call.input)) return hand_over(self, method.kind, call.input, call, async);
+    for (PyObject* only : {call.divisor, call.deal}) {
+      if (only == nullptr || only == Py_None) continue;
+      raise_configuration_error("%s: divisor= and deal= go with a pycollective.Accumulator",
+                                name_of(method.kind));
+      return nullptr;
+    }
+  }
   CommunicatorObject& object = CommunicatorObject::of(self);
   return async ? start_async(object, method.kind, call) : run_now(object, method.kind, call);
 }
@@ -595,6 +654,35 @@ constexpr PyMethodDef definition() {
 }
 
 }  // namespace
+
+PyObject* reduce_nodes(PyObject* self, PyObject* args) {
+  const char* name = nullptr;
+  CallArguments call;
+  DealtNodes nodes;
+  PyObject* rows = nullptr;
+  PyObject* program = nullptr;
+  Py_ssize_t elements = 0;
+  unsigned long long deal = 0;
+  int async = 0;
+  Communicator* core = CommunicatorObject::core_of(self);
+  if (core == nullptr ||
+      !PyArg_ParseTuple(args, "sOnOlOOfKiOOp", &name, &rows, &elements, &call.output, &call.root,
+                        &call.op, &call.counts, &nodes.divisor, &deal, &nodes.leaves, &program,
+                        &call.wire, &async))
+    return nullptr;
+  nodes.deal = deal;
+  const OpKind kind = find_named(kOperationTable, name)->kind;
+  auto prepared = std::make_unique<Call>();
+  if (!prepared->prepare_nodes(kind, call, std::move(nodes), rows,
+                               static_cast<std::size_t>(elements), core->rank(), core->size()))
+    return nullptr;
+  if (program != Py_None) prepared->use(py::cast<ProgramHandle&>(py::handle(program)).program);
+  CommunicatorObject& object = CommunicatorObject::of(self);
+  const bool gets = has(traits_of(kind).output, core->rank(), static_cast<int>(call.root));
+  PyObject* result = gets ? call.output : Py_None;
+  if (async != 0) return start_prepared(object, std::move(prepared), result);
+  return run_prepared(object, *prepared, result);
+}
 
 const PyMethodDef collective_methods[kCollectiveMethods] = {
     definition<0>(), definition<1>(), definition<2>(), definition<3>(),

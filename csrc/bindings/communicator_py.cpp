@@ -269,7 +269,7 @@ void finalise(PyObject* self) {
 }
 
 // The collectives' first; the interpreter keeps pointers into this.
-PyMethodDef methods[kCollectiveMethods + 7] = {};
+PyMethodDef methods[kCollectiveMethods + 8] = {};
 
 const PyMethodDef own_methods[] = {
     {"abort", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(abort)),
@@ -284,6 +284,7 @@ const PyMethodDef own_methods[] = {
     {"_close", close, METH_NOARGS, nullptr},
     {"_capsule", capsule, METH_NOARGS, nullptr},
     {"_allocate", allocate, METH_O, nullptr},
+    {"_reduce_nodes", reduce_nodes, METH_VARARGS, nullptr},
 };
 
 PyGetSetDef properties[] = {

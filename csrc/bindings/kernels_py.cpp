@@ -195,7 +195,7 @@ void combine_into(const std::vector<py::object>& inputs, const std::vector<int>&
   const bool narrow = finish && (!wide || to.dtype() == leaf->dtype);
   to.of(narrow ? leaf->dtype : node);
   const Combination what{recipe.data(), static_cast<int>(recipe.size()),
-                         static_cast<int>(terms.size()), leaves, narrow};
+                         static_cast<int>(terms.size()), double(leaves), narrow};
   const std::size_t size = size_of(to.dtype());
   // A result that stays in the accumulator's type is a node, which that type's own kernel finishes.
   const CombineFn finishing =
@@ -204,7 +204,7 @@ void combine_into(const std::vector<py::object>& inputs, const std::vector<int>&
     auto* const data = to.as<std::byte>();
     combine_exactly(kernels.combine, what, std::move(terms), sizes, data, size, to.count());
     if (finishing == nullptr) return;
-    const Combination alone{&kRecipeTake, 1, 1, leaves, true};
+    const Combination alone{&kRecipeTake, 1, 1, double(leaves), true};
     combine_exactly(finishing, alone, {{data, true}}, {size}, data, size, to.count());
   });
 }

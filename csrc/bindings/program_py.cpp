@@ -47,6 +47,9 @@ ProgramHandle from_python(const py::object& given) {
   program->steps = get("steps").cast<int>();
   program->pieces = pieces_named(get("pieces").cast<std::string>());
   program->shards = get("shards").cast<int>();
+  program->leaves = get("leaves").cast<int>();
+  program->rows = get("rows").cast<int>();
+  program->deal = get("deal").cast<std::uint64_t>();
   program->nodes = get("nodes").cast<int>();
   program->items = get("items").cast<int>();
   for (const auto& [place, member, shard, index] :

@@ -86,6 +86,17 @@ struct AllToAllVPart {
   std::size_t recv_count = 0;
 };
 
+// What a rank gives to a reduction whose leaves are dealt to the ranks (pycollective/deal.py), in
+// place of an input: the nodes of the order that make up its leaves, in fp32.
+struct DealtNodes {
+  std::vector<const float*> rows;  // each node's, ascending, each as long as the input would be
+  std::uint64_t deal = 0;          // the deal's digest; the same on all ranks, like what follows
+  int leaves = 0;                  // of all ranks
+  Dtype dtype = Dtype::kFloat32;   // of the result
+  ReduceOp reduce_op = ReduceOp::kSum;
+  float divisor = 0;  // of kAvg
+};
+
 // One operation. `count` is in elements:
 //   all_reduce, reduce, broadcast, send, recv   of the buffer
 //   reduce_scatter, all_gather, all_to_all,
@@ -94,7 +105,8 @@ struct AllToAllVPart {
 // order. Buffers that hold all shards hold them contiguously in rank order.
 // `input` and `output` may be equal (in place), or one the caller's own shard of the other;
 // otherwise they must not overlap. The root of a broadcast, and send, use `input` alone; the other
-// ranks of a broadcast, and recv, `output` alone. The caller keeps both alive until done.
+// ranks of a broadcast, and recv, `output` alone. The caller keeps both alive until done. A
+// reduction of `nodes` has no input: it reads their rows, which lie apart from the output.
 struct Request {
   OpKind kind = OpKind::kBarrier;
   Dtype dtype = Dtype::kUInt8;
@@ -108,6 +120,10 @@ struct Request {
   // An all_to_all with uneven shards: what this rank sends to and receives from each rank, in rank
   // order, in place of input, output and count. Null: equal shards. All ranks give it, or none.
   std::shared_ptr<const std::vector<AllToAllVPart>> all_to_all_v;
+  // A reduction to floats up to fp32, kSum or kAvg. Without a program each rank of the one host has
+  // one node, all of as many leaves, in rank order; their rows may be overwritten. Null: each rank
+  // gives its input. All ranks give it, or none.
+  std::shared_ptr<const DealtNodes> nodes;
   // recv from kAnySource writes the sender's rank here before it is done. May be null.
   int* source = nullptr;
   double timeout = 0;  // seconds; 0: the communicator's
@@ -171,6 +187,6 @@ class PYCOLLECTIVE_PUBLIC Collectives {
 };
 
 // Name of the capsule that carries a `std::shared_ptr<Collectives>*` from the binding to the shim.
-constexpr const char* kCapsuleName = "pycollective.Collectives.v2";
+constexpr const char* kCapsuleName = "pycollective.Collectives.v3";
 
 }  // namespace pycollective

@@ -233,7 +233,8 @@ void Communicator::fill_in(Task& task, bool asynchronous) {
   if (internode) group_->messenger()->poll();  // a failure elsewhere is then known
   if (task.program == direct_paths())
     task.program = nullptr;
-  else if (!task.program && plans_->chooses() && !is_pair(request.kind) && !request.all_to_all_v)
+  else if (!task.program && plans_->chooses() && !is_pair(request.kind) && !request.all_to_all_v &&
+           !request.nodes)
     task.program = plans_->chosen(request);
   if (internode && task.wire == Wire::kDefault && !is_pair(request.kind) && !request.all_to_all_v)
     task.wire = wire_.load(std::memory_order_relaxed);
@@ -280,6 +281,10 @@ void Communicator::fail_call(const Request& request, const cuda::DriverError& er
 
 void Communicator::require_memory(const Task& task) {
   if (task.program && !task.device) Scheduled::require_fit(*group_, task);
+  const DealtNodes* nodes = task.request->nodes.get();
+  if (nodes != nullptr && !task.program && (group_->messenger() || nodes->rows.size() != 1))
+    throw CollectiveFailure({FailureKind::kConfiguration, rank(), task.request->kind, 0,
+                             "nodes that are not one each on one host need a program"});
   if (task.request->kind == OpKind::kSend || task.request->all_to_all_v)
     require_channel_memory(*task.request);
 }

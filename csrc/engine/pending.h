@@ -14,6 +14,7 @@
 #include "engine/gpu/staged.h"
 #include "engine/internode/pair.h"
 #include "engine/operations/all_to_all_v.h"
+#include "engine/operations/dealt_blocks.h"
 #include "engine/operations/one_shot.h"
 #include "engine/operations/point_to_point.h"
 #include "engine/operations/scheduled.h"
@@ -37,6 +38,12 @@ class AnyOperation {
     if (task.program) return made_.emplace<Scheduled>(group, task, sequence);
     if (group.messenger() != nullptr)  // what follows would reduce over this host alone
       throw std::logic_error("an operation between hosts has no program");
+    if (request.nodes) return made_.emplace<DealtBlocks>(group, task, sequence);
+    return make_direct(group, task, sequence);
+  }
+  // The direct paths, on one host.
+  Operation& make_direct(Group& group, const Task& task, std::uint64_t sequence) {
+    const Request& request = *task.request;
     if (SingleCopy::fits(group, request)) return made_.emplace<SingleCopy>(group, task, sequence);
     if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, task, sequence);
     if (SharedReduce::fits(group, request))
@@ -56,7 +63,7 @@ class AnyOperation {
   }
 
   std::variant<std::monostate, OneShot, TwoShot, SingleCopy, SharedReduce, Scheduled, Send, Receive,
-               InternodePair, ReceiveAny, AllToAllV, Staged, OnDevice>
+               InternodePair, ReceiveAny, AllToAllV, DealtBlocks, Staged, OnDevice>
       made_;
 };
 

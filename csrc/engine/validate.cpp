@@ -1,6 +1,7 @@
 #include "engine/task.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "engine/operations/shards.h"
@@ -36,6 +37,7 @@ class Checker {
       refuse("a rank cannot send to or receive from itself: copy the array");
     if (any && size_ == 1) refuse("there is no other rank to receive from");
     if (request_.all_to_all_v) return check_all_to_all_v();
+    if (request_.nodes) check_nodes(*request_.nodes);
     if (!request_.counts.empty()) check_counts();
     check_size();
     check_buffers();
@@ -100,6 +102,17 @@ class Checker {
     }
   }
 
+  void check_nodes(const DealtNodes& nodes) const {
+    const bool floats = traits_of(request_.dtype).numbers == Numbers::kFloat &&
+                        traits_of(request_.dtype).accumulator == sizeof(float);
+    const bool sums = request_.reduce_op == ReduceOp::kSum || request_.reduce_op == ReduceOp::kAvg;
+    if (!reduces(request_.kind) || !floats || !sums || !request_.location.on_host() ||
+        request_.input != nullptr || nodes.dtype != request_.dtype ||
+        nodes.reduce_op != request_.reduce_op)
+      refuse("nodes are summed or averaged, to a float of the host's memory, up to float32");
+    if (!(nodes.divisor > 0 && std::isfinite(nodes.divisor))) refuse("the divisor is not above 0");
+  }
+
   // So that no sum or product of sizes wraps, whatever is made of them.
   void check_size() const {
     std::size_t left = kMost;
@@ -124,6 +137,16 @@ class Checker {
     const auto* out = static_cast<const std::byte*>(request_.output);
     const std::size_t read = elements_of(traits_.input, request_, rank_, size_);
     const std::size_t written = elements_of(traits_.output, request_, rank_, size_);
+    if (request_.nodes) {
+      const Span output{out, written * size};
+      if (written != 0 && out == nullptr) refuse("a buffer is missing");
+      for (const float* row : request_.nodes->rows) {
+        if (read != 0 && row == nullptr) refuse("a buffer is missing");
+        if (Span{reinterpret_cast<const std::byte*>(row), read * sizeof(float)}.overlaps(output))
+          refuse("the output overlaps what the accumulator holds");
+      }
+      return;
+    }
     // Where the output may begin inside of, or around, the input.
     const std::byte* in_place = in;
     if (in != nullptr && traits_.pieces == Pieces::kRanks)

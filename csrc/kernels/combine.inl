@@ -88,9 +88,13 @@ void combine_ordered(const Combination& what, const Term* terms, void* out, void
     return terms[term].is_node ? Node::load(static_cast<const A*>(terms[term].data) + i)
                                : Codec::load(static_cast<const T*>(terms[term].data) + i);
   };
-  // The rest behind the last whole step. Nodes have room for a whole one; leaves are padded.
+  // The rest behind the last whole step, padded.
   const auto load_rest = [&](int term, std::size_t) {
-    if (terms[term].is_node) return load(term, whole);
+    if (terms[term].is_node) {
+      Padded<Plain<A>> rest;
+      rest.read(static_cast<const A*>(terms[term].data) + whole, count - whole);
+      return Node::load(rest.elements);
+    }
     Padded<Codec> rest;
     rest.read(static_cast<const T*>(terms[term].data) + whole, count - whole);
     return Codec::load(rest.elements);
@@ -109,7 +113,7 @@ void combine_ordered(const Combination& what, const Term* terms, void* out, void
     return;
   }
   const ResultTarget<Codec, std::is_same_v<Op, Sum>> target{
-      static_cast<T*>(out), static_cast<T*>(copy), kAverage ? A(what.leaves) : A(0)};
+      static_cast<T*>(out), static_cast<T*>(copy), kAverage ? A(what.divisor) : A(0)};
   combine_steps_of<Op, A>(what, whole, load,
                           [&](std::size_t i, Step<A> value) { target.put(i, value); });
   if (whole != count)
@@ -146,5 +150,5 @@ void combine_averages(const Combination& what, const Term* terms, void* out, voi
                       std::size_t count) {
   void* const copy_of_sums = what.finish ? nullptr : copy;
   combine_folded<Plain<std::make_unsigned_t<T>>, Sum>(what, terms, out, copy_of_sums, count);
-  if (what.finish) divide_sums<T>(out, copy, what.leaves, count);
+  if (what.finish) divide_sums<T>(out, copy, static_cast<int>(what.divisor), count);
 }

@@ -36,14 +36,14 @@ constexpr int kMostPending = 16;            // operands that wait: the order's d
 struct Combination {
   const std::uint8_t* recipe;
   int length;
-  int terms;    // operands; at most kMostPending of them wait to be combined
-  int leaves;   // of the whole order; `avg` divides by it
-  bool finish;  // the node is the root: divide and round
+  int terms;       // operands; at most kMostPending of them wait to be combined
+  double divisor;  // of `avg`: the leaves of the whole order, or a float that the caller chose
+  bool finish;     // the node is the root: divide and round
 };
 
 // Combines `count` elements of each term into `out`, and into `copy` if it is not null: a node, or
-// the result if `finish`. `out` may be exactly one of the terms; no other overlap. A buffer of a
-// node has room for a multiple of kNodeRoom elements.
+// the result if `finish`. `out` may be exactly one of the terms; no other overlap. Where a node is
+// written there is room for a multiple of kNodeRoom elements.
 using CombineFn = void (*)(const Combination& what, const Term* terms, void* out, void* copy,
                            std::size_t count);
 constexpr std::size_t kNodeRoom = 32;

@@ -69,6 +69,7 @@ inline RealProgram read_program(const std::string (&words)[3], Numbers numbers) 
   numbers.read(p.messages, 4, [&] { return Message{next(), next(), next(), next()}; });
   numbers.read(p.message_pieces, 1, next);
   numbers.read(p.peers, 1, next);
+  if (!numbers.over()) p.leaves = next(), p.rows = next();
   CHECK(numbers.over());
   return real;
 }

@@ -350,9 +350,60 @@ void a_call_says_that_it_is_about_to_wait() {
   CHECK(works_long);
 }
 
+// What accumulators hold, a block of 4 leaves each: added up as fp32 in place, then divided.
+void blocks_that_were_dealt(int ranks) {
+  const ThreadGroup group(ranks);
+  const int shards = ranks + 1;  // of other lengths
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kReduce})
+    for (const std::size_t shard : {std::size_t{0}, std::size_t{3}, std::size_t{9001}})
+      group.run([&](int r) {
+        std::vector<std::size_t> counts(static_cast<std::size_t>(ranks), shard);
+        counts.back() *= 2;
+        const std::size_t count = shard * static_cast<std::size_t>(shards);
+        std::vector<float> row = input_of(r, count);
+        std::vector<float> out(count, kUntouched);
+        DealtNodes nodes;
+        nodes.rows = {row.data()};
+        nodes.deal = 1;
+        nodes.leaves = 4 * ranks;
+        nodes.reduce_op = ReduceOp::kAvg;
+        nodes.divisor = 0.5F;
+        Request request = testing::all_reduce(out);
+        request.kind = kind;
+        request.root = ranks - 1;
+        request.reduce_op = ReduceOp::kAvg;
+        request.input = nullptr;
+        request.nodes = std::make_shared<const DealtNodes>(nodes);
+        const bool scatters = kind == OpKind::kReduceScatter;
+        if (scatters) request.counts = counts;
+        const std::size_t skip = scatters ? shard * static_cast<std::size_t>(r) : 0;
+        const std::size_t mine = scatters ? counts[static_cast<std::size_t>(r)] : count;
+        perform(*group[r], request, r);
+        const bool gets = kind != OpKind::kReduce || r == ranks - 1;
+        for (std::size_t i = 0; i < count; ++i)
+          CHECK(out[i] == (gets && i < mine ? 2 * sum_of(ranks, skip + i) : kUntouched));
+      });
+  // Its rows are refused where they are not one each, and where they lie in the output.
+  std::vector<float> x(10, 1.0F);
+  Request request = testing::all_reduce(x);
+  request.input = nullptr;
+  DealtNodes nodes;
+  nodes.divisor = 1;
+  request.nodes = std::make_shared<const DealtNodes>(nodes);
+  CHECK(testing::contains(testing::failure_of([&] { group[0]->run(request, {}); }).message,
+                          "need a program"));
+  nodes.rows = {x.data()};
+  request.nodes = std::make_shared<const DealtNodes>(nodes);
+  CHECK(testing::contains(testing::failure_of([&] { group[0]->run(request, {}); }).message,
+                          "overlaps"));
+  CHECK(group[0]->failure() == nullptr);
+}
+
 }  // namespace
 
 int main() {
+  blocks_that_were_dealt(1);
+  blocks_that_were_dealt(3);
   what_comes_behind_a_synchronous_call_goes_on();
   a_call_says_that_it_is_about_to_wait();
   a_call_wakes_the_progress_thread();

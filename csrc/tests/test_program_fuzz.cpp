@@ -175,11 +175,11 @@ void spoil(Random& random, Program& p) {
       if (Member* reader = any_of(random, p.readers)) *reader = Member(number);
       break;
     default: {
-      std::int32_t* fields[] = {&p.root,  &p.rank,   &p.ranks, &p.members,
-                                &p.steps, &p.shards, &p.nodes, &p.items};
-      if (const int field = below(random, 10); field < 8)
+      std::int32_t* fields[] = {&p.root,   &p.rank,  &p.ranks, &p.members, &p.steps,
+                                &p.shards, &p.nodes, &p.items, &p.leaves,  &p.rows};
+      if (const int field = below(random, 12); field < 10)
         *fields[field] = number;
-      else if (field == 8)
+      else if (field == 10)
         p.kind = static_cast<OpKind>(below(random, kOpKinds + 1));
       else
         p.pieces = static_cast<Pieces>(below(random, 3));
@@ -192,6 +192,7 @@ struct Buffers {
   std::unique_ptr<std::byte[]> input;
   std::unique_ptr<std::byte[]> output;
   std::vector<std::byte> given;
+  std::vector<std::unique_ptr<float[]>> rows;  // of what was dealt, in place of the input
 };
 
 Request request_for(Random& random, const Program& program) {
@@ -203,7 +204,9 @@ Request request_for(Random& random, const Program& program) {
   Request request;
   request.kind = program.kind;
   request.root = program.root;
-  std::tie(request.dtype, request.reduce_op) = kTypes[below(random, std::size(kTypes))];
+  // Of what was dealt, a sum or an average of floats.
+  const std::size_t types = program.leaves != 0 ? 2 : std::size(kTypes);
+  std::tie(request.dtype, request.reduce_op) = kTypes[below(random, types)];
   request.count = kCounts[below(random, std::size(kCounts))];
   if (takes_counts(program.kind) && random() % 2 == 0)
     for (int r = 0; r < program.ranks; ++r)
@@ -212,10 +215,26 @@ Request request_for(Random& random, const Program& program) {
 }
 
 // Of rank `rank`, to read and write what this holds from now on.
-Request call_of(Random& random, const Request& like, int rank, int ranks, Buffers& own) {
+Request call_of(Random& random, const Request& like, const Program& program, Buffers& own) {
+  const int rank = program.rank, ranks = program.ranks;
   const OperationTraits& traits = traits_of(like.kind);
   Request request = like;
-  const std::size_t read = elements_of(traits.input, like, rank, ranks) * size_of(like.dtype);
+  std::size_t read = elements_of(traits.input, like, rank, ranks) * size_of(like.dtype);
+  if (program.leaves != 0) {
+    DealtNodes nodes;
+    nodes.leaves = program.leaves;
+    nodes.divisor = 3;
+    nodes.dtype = like.dtype;
+    nodes.reduce_op = like.reduce_op;
+    const std::size_t elements = read / size_of(like.dtype);
+    for (int row = 0; row < program.rows; ++row) {
+      own.rows.emplace_back(new float[elements]);
+      std::fill_n(own.rows.back().get(), elements, float(row));
+      nodes.rows.push_back(own.rows.back().get());
+    }
+    request.nodes = std::make_shared<const DealtNodes>(std::move(nodes));
+    read = 0;
+  }
   const std::size_t written = elements_of(traits.output, like, rank, ranks) * size_of(like.dtype);
   if (read != 0) own.input.reset(new std::byte[read]);
   for (std::size_t i = 0; i < read; ++i) own.input[i] = std::byte(below(random, 100));
@@ -394,7 +413,7 @@ void run(Random& random, const Schedule& schedule, Spoils spoils, Counts& counts
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int r = 0; r < n; ++r) {
     const auto at = static_cast<std::size_t>(r);
-    requests[at] = call_of(random, like, r, n, buffers[at]);
+    requests[at] = call_of(random, like, schedule[at].program, buffers[at]);
     requests[at].program = programs[at];
     requests[at].wire = wire;
     try {
@@ -432,6 +451,7 @@ int main(int arguments, char** argument) {
   const double seconds = arguments > 1 ? std::atof(argument[1]) : 10;
   const std::uint64_t seed = arguments > 2 ? std::strtoull(argument[2], nullptr, 10) : 1;
   std::vector<Schedule> schedules = read_programs("programs.txt");
+  for (Schedule& dealt : read_programs("dealt_programs.txt")) schedules.push_back(std::move(dealt));
   CHECK(!schedules.empty());
   Random random(seed);
   Counts right;

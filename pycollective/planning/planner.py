@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from pycollective import _core
 from pycollective.config import ENV_TUNING
 
 if TYPE_CHECKING:
+    from pycollective.deal import Deal
     from pycollective.schedule import Topology
     from pycollective.schedule.select import Table
 
@@ -39,6 +40,7 @@ class Planner:
         self._host_of = host_of
         self._table = table
         self._transport = transport
+        self._of_deals: dict[tuple[str, str, int, int], _core.Program] = {}
 
     def __call__(self, operation: str, algorithm: str, root: int) -> _core.Program:
         """Make the plan of an algorithm for an operation.
@@ -52,6 +54,37 @@ class Planner:
 
         schedule = make_schedule(operation, algorithm, self._topology, root)
         return _core.Program(make_plan(schedule, self._rank))
+
+    def of_deal(
+        self, operation: str, deal: Deal, root: int, algorithm: str, size: int
+    ) -> _core.Program | None:
+        """The plan of a reduction of what was dealt; kept, since a deal serves many steps.
+
+        None for the native paths, where all ranks share a host and each has one node, all of as
+        many leaves, in rank order.
+
+        Args:
+            operation: the collective.
+            deal: which leaves each rank gives.
+            root: of the operation, where it has one.
+            algorithm: as in ``algorithm=``; for ``auto`` priced as if each rank gave one leaf.
+            size: bytes of a rank's input, in fp32.
+
+        Raises:
+            ConfigurationError: there is no such algorithm, or it cannot do the operation.
+        """
+        if algorithm == "auto":
+            algorithm = self.choose(operation, size, "float32") or "direct"
+        if algorithm == "direct" and self._topology.single and _one_block_each(deal):
+            return None
+        key = operation, algorithm, root, deal.digest
+        if key not in self._of_deals:
+            from pycollective.schedule import make_schedule
+            from pycollective.schedule.plan import make_plan
+
+            schedule = make_schedule(operation, algorithm, self._topology, root, deal)
+            self._of_deals[key] = _core.Program(make_plan(schedule, self._rank))
+        return self._of_deals[key]
 
     def choose(self, operation: str, size: int, dtype: str) -> str:
         """The algorithm for ``algorithm="auto"``; empty for the native paths of one host.
@@ -84,6 +117,16 @@ class Planner:
         from pycollective.schedule import Topology
 
         return Topology(self._host_of)
+
+
+@lru_cache(maxsize=64)
+def _one_block_each(deal: Deal) -> bool:
+    """Whether the order over the ranks is the upper part of the order over the leaves."""
+    block = deal.nodes(0)[0][1] if deal.held[0] else 0
+    return (block & (block - 1) == 0 or deal.size == 1) and all(
+        deal.nodes(rank) == [(rank * block, min((rank + 1) * block, deal.leaves))]
+        for rank in range(deal.size)
+    )
 
 
 def tuning_path(given: str | os.PathLike[str] | None) -> str:

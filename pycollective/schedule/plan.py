@@ -54,6 +54,7 @@ class Plan:
     shards: int
     leaves: int
     rows: int
+    deal: int
     nodes: int = 0
     items: int = 0
     refs: list[Ref] = field(default_factory=list)
@@ -98,6 +99,7 @@ def make_plan(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None =
         schedule.shards,
         leaves=0 if schedule.deal is None else schedule.deal.leaves,
         rows=0 if schedule.deal is None else schedule.inputs_of(rank),
+        deal=0 if schedule.deal is None else schedule.deal.digest,
         nodes=set_aside.nodes,
         items=set_aside.items,
         readers=sorted(topology.local_index[reader] for reader in own.readers),

@@ -4,9 +4,10 @@ With a topology and a folder, such as ``16x64 out/scale``, those of large all-re
 algorithms if these follow.
 
 A plan is words, the algorithm, the operation and the pieces, and numbers in the order of
-csrc/tests/program_text.h; a list is preceded by its length. Plans of one schedule follow each
-other, one a rank. Those of a small schedule are a line of text; of large ones the numbers are
-binary, each behind a line with the words, the bytes of a number, and how many there are.
+csrc/tests/program_text.h; a list is preceded by its length. Those of a deal end with two more.
+Plans of one schedule follow each other, one a rank. Those of a small schedule are a line of text;
+of large ones the numbers are binary, each behind a line with the words, the bytes of a number, and
+how many there are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from itertools import chain
 from multiprocessing import Pool
 from pathlib import Path
 
+from pycollective.deal import Deal
 from pycollective.schedule import ALGORITHMS, OPERATIONS, Topology, algorithms_for, make_schedule
 from pycollective.schedule.layout import Layout
 from pycollective.schedule.plan import Plan, make_plan
@@ -38,6 +40,14 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "1x7": ("direct",),
         "1x8": (),
     },
+    "dealt_programs.txt": {},
+}
+
+
+# Of the last: by topology, the leaves that each rank gives.
+DEALT: dict[str, Deal] = {
+    "1x3": Deal.contiguous(3, 11),
+    "2,1": Deal.of(9, [(0, 1, 5), (), (2, 3, 4, 6, 7, 8)]),
 }
 
 
@@ -63,7 +73,7 @@ def numbers_of(plan: Plan) -> list[int]:
     ):
         numbers.append(len(each))
         numbers += each
-    return numbers
+    return numbers + [p.leaves, p.rows] * (p.leaves != 0)
 
 
 def text_of(plan: Plan) -> str:
@@ -101,6 +111,13 @@ def lines(file: str) -> Iterator[str]:
                     continue
                 root = where.ranks - 1 if OPERATIONS[operation].rooted else 0
                 schedule = make_schedule(operation, algorithm, where, root)
+                yield " / ".join(text_of(make_plan(schedule, r)) for r in range(where.ranks))
+    for topology, deal in DEALT.items() if file == "dealt_programs.txt" else ():
+        where = Topology.parse(topology, deal.size)
+        for operation, each in OPERATIONS.items():
+            for algorithm in algorithms_for(operation) if each.reduces else ():
+                root = where.ranks - 1 if each.rooted else 0
+                schedule = make_schedule(operation, algorithm, where, root, deal)
                 yield " / ".join(text_of(make_plan(schedule, r)) for r in range(where.ranks))
 
 

@@ -1,5 +1,7 @@
 #include "engine/operations/arrival.h"
 
+#include <cstdio>
+
 #include "engine/plans/program.h"
 
 namespace pycollective {
@@ -7,7 +9,7 @@ namespace {
 
 // CallSignature::fields has kind, dtype, reduce op and wire in a byte each, and the root in the
 // upper half. Flags in the wire's byte: kOnDevice, GPU kernels carry it out; kCaptured, a graph has
-// captured it.
+// captured it; kDealt, a reduction of nodes that were dealt.
 constexpr int kKindAt = 0;
 constexpr int kDtypeAt = 8;
 constexpr int kReduceOpAt = 16;
@@ -15,17 +17,27 @@ constexpr int kWireAt = 24;
 constexpr int kRootAt = 32;
 constexpr std::uint64_t kOnDevice = 0x20;
 constexpr std::uint64_t kCaptured = 0x10;
+constexpr std::uint64_t kDealt = 0x40;
+// Of such a reduction counts_hash has the upper half of the deal's digest above the divisor's bits;
+// so a hash of uneven counts stands in place of the count, with this bit, which no count has.
+constexpr std::uint64_t kUnevenCount = std::uint64_t{1} << 63;
 // An all_to_all_v has this in place of a hash: its counts differ from rank to rank.
 constexpr std::uint64_t kUneven = 1;
 
 std::uint64_t fields_of(const Task& task) {
   const Request& request = *task.request;
   // An operation that only moves bytes ignores its reduce op, so it must not be compared.
-  const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
+  // Of nodes, by whichever path, the result's type and op count.
+  const DealtNodes* nodes = request.nodes.get();
+  const auto op = !reduces(request.kind) ? 0
+                  : nodes != nullptr     ? static_cast<std::uint64_t>(nodes->reduce_op)
+                                         : static_cast<std::uint64_t>(request.reduce_op);
+  const Dtype dtype = nodes != nullptr ? nodes->dtype : request.dtype;
   return static_cast<std::uint64_t>(request.kind) << kKindAt |
-         static_cast<std::uint64_t>(request.dtype) << kDtypeAt | op << kReduceOpAt |
+         static_cast<std::uint64_t>(dtype) << kDtypeAt | op << kReduceOpAt |
          (static_cast<std::uint64_t>(task.wire) |
-          (task.device ? kOnDevice | (task.captured ? kCaptured : 0) : 0))
+          (task.device ? kOnDevice | (task.captured ? kCaptured : 0) : 0) |
+          (request.nodes ? kDealt : 0))
              << kWireAt |
          static_cast<std::uint64_t>(request.root) << kRootAt;
 }
@@ -39,6 +51,20 @@ std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a over the counts' words
   for (const std::uint64_t count : counts) hash = (hash ^ count) * 0x100000001b3 ^ (hash >> 29);
   return hash | 1;
+}
+
+// "nodes of deal 1a2b3c4d, divisor 96"
+std::string describe_deal(const CallSignature& called, ReduceOp op) {
+  char text[64];
+  const auto deal = static_cast<unsigned>(called.counts_hash >> 32);
+  std::snprintf(text, sizeof(text), ", nodes of deal %08x", deal);
+  if (op != ReduceOp::kAvg) return text;
+  const auto bits = static_cast<std::uint32_t>(called.counts_hash);
+  float divisor = 0;
+  std::memcpy(&divisor, &bits, sizeof(divisor));
+  std::string both = text;
+  std::snprintf(text, sizeof(text), ", divisor %.9g", static_cast<double>(divisor));
+  return both + text;
 }
 
 [[noreturn]] void throw_told(const Mismatch& found, const std::string& where, const char* cure) {
@@ -58,6 +84,13 @@ CallSignature signature_of(const Task& task) {
   made.counts_hash = is_pair(request.kind)  ? static_cast<std::uint32_t>(request.tag)
                      : request.all_to_all_v ? kUneven
                                             : hash_of(request.counts);
+  if (request.nodes) {
+    std::uint32_t divisor = 0;
+    if (request.nodes->reduce_op == ReduceOp::kAvg)
+      std::memcpy(&divisor, &request.nodes->divisor, sizeof(divisor));
+    if (!request.counts.empty()) made.count = made.counts_hash | kUnevenCount;
+    made.counts_hash = request.nodes->deal >> 32 << 32 | divisor;
+  }
   if (task.program) {
     const std::string& name = task.program->algorithm;  // no longer than it may be: check()
     std::memcpy(made.algorithm, name.data(), name.size());
@@ -82,15 +115,17 @@ std::string describe(const CallSignature& called) {
   text += std::string("(") + name_of(static_cast<Dtype>(dtype)) + ", ";
   if (reduces(kind)) text += name_of(static_cast<ReduceOp>(reduce_op)) + std::string(", ");
   const bool pair = is_pair(kind);
-  text +=
-      called.counts_hash != 0 && !pair ? "uneven counts" : "count " + std::to_string(called.count);
+  const bool dealt = (how & kDealt) != 0;
+  const bool uneven = dealt ? (called.count & kUnevenCount) != 0 : called.counts_hash != 0 && !pair;
+  text += uneven ? "uneven counts" : "count " + std::to_string(called.count);
   if (pair && tag_of(called) != 0) text += ", tag " + std::to_string(tag_of(called));
   if (traits_of(kind).rooted) text += ", root " + std::to_string(called.fields >> kRootAt);
   const std::string name(called.algorithm, strnlen(called.algorithm, sizeof(called.algorithm)));
   if (!name.empty()) text += ", algorithm " + name;
+  if (dealt) text += describe_deal(called, static_cast<ReduceOp>(reduce_op));
   if (how & kOnDevice) text += ", on GPUs that map each other";
   if (how & kCaptured) text += ", captured in a graph";
-  const auto wire = static_cast<Wire>(how & ~(kOnDevice | kCaptured));
+  const auto wire = static_cast<Wire>(how & ~(kOnDevice | kCaptured | kDealt));
   if (wire == Wire::kRaw) text += ", wire raw";
   if (wire == Wire::kExact) text += ", wire exact";
   return text + ")";
@@ -99,7 +134,7 @@ std::string describe(const CallSignature& called) {
 void throw_mismatch(const Mismatch& found, const std::string& where) {
   throw_told(found, where,
              "Every rank must make the same calls in the same order, with the same dtype, count, "
-             "operation, root, algorithm and wire");
+             "operation, root, algorithm and wire, and nodes by the same deal and divisor");
 }
 
 void throw_pair_mismatch(const Request& mine, const Mismatch& found, const CallSignature& theirs,

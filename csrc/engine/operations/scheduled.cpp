@@ -223,9 +223,12 @@ std::size_t Scheduled::begin_in(Place place, std::int32_t shard) const {
 std::byte* Scheduled::at(const Ref& ref, std::size_t chunk) const {
   const auto index = static_cast<std::size_t>(ref.index);
   switch (ref.place) {
-    case Place::kInput:
-      return const_cast<std::byte*>(static_cast<const std::byte*>(request_.input)) +
-             (begin_in(ref.place, ref.shard) + chunk * part_) * element_;
+    case Place::kInput: {
+      const std::size_t element = program_.is_node(ref) ? node_ : element_;
+      const void* input = request_.nodes ? request_.nodes->rows[index] : request_.input;
+      return const_cast<std::byte*>(static_cast<const std::byte*>(input)) +
+             (begin_in(ref.place, ref.shard) + chunk * part_) * element;
+    }
     case Place::kOutput:
       return output_ + (begin_in(ref.place, ref.shard) + chunk * part_) * element_;
     default:
@@ -240,7 +243,7 @@ std::byte* Scheduled::at(const Ref& ref, std::size_t chunk) const {
 }
 
 void Scheduled::copy(std::size_t chunk, const Ref& from, const Ref& to) const {
-  const std::size_t size = from.place == Place::kNode ? node_ : element_;
+  const std::size_t size = program_.is_node(from) ? node_ : element_;
   executor_.copy(at(to, chunk), at(from, chunk), part_of(from.shard, chunk).length * size);
 }
 
@@ -258,22 +261,23 @@ void Scheduled::combine(std::size_t chunk, const Instruction& instruction) {
     many_terms_.resize(std::max(many_terms_.size(), static_cast<std::size_t>(step.terms)));
     terms = many_terms_.data();
   }
-  bool only_leaves = step.finish && step.terms == program_.ranks;
+  bool only_leaves = step.finish && step.terms == program_.ranks && program_.leaves == 0;
   for (int t = 0; t < step.terms; ++t) {
     const std::int32_t index = program_.terms[static_cast<std::size_t>(step.first_term + t)];
     const Ref& ref = program_.refs[static_cast<std::size_t>(index)];
-    terms[t] = {at(ref, chunk), ref.place == Place::kNode};
+    terms[t] = {at(ref, chunk), program_.is_node(ref)};
     only_leaves = only_leaves && !terms[t].is_node;
   }
+  const double divisor = request_.nodes ? double{request_.nodes->divisor} : program_.ranks;
   const Combination what = {program_.recipes.data() + step.first_recipe, step.recipe_length,
-                            step.terms, program_.ranks, step.finish};
+                            step.terms, divisor, step.finish};
   executor_.combine(what, terms, only_leaves, at(out, chunk), copy_to, count);
 }
 
 // Messages to and from other hosts.
 
 std::size_t Scheduled::bytes_of(const Ref& ref, std::size_t chunk) const {
-  return part_of(ref.shard, chunk).length * (ref.place == Place::kNode ? node_ : element_);
+  return part_of(ref.shard, chunk).length * (program_.is_node(ref) ? node_ : element_);
 }
 
 std::size_t Scheduled::bytes_of(const Message& message, std::size_t chunk) const {

@@ -150,7 +150,7 @@ class Scheduled final : public Operation {
   std::size_t pack(const Message& message, std::size_t chunk, std::byte* to) const;
   void unpack(const Message& message, std::size_t chunk, const std::byte* from) const;
   const Packing& packing_of(const Ref& ref) const {
-    return ref.place == Place::kNode ? packed_nodes_ : packed_items_;
+    return program_.is_node(ref) ? packed_nodes_ : packed_items_;
   }
   void post(std::size_t chunk, std::int32_t number);
   bool receive(std::size_t chunk, std::int32_t number);

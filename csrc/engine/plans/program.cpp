@@ -77,6 +77,9 @@ class Checker {
     require(p_.pieces == Pieces::kCut ? p_.shards >= 1 && p_.shards <= kCountableRanks
                                       : p_.shards == (p_.pieces == Pieces::kPairs ? n * n : n),
             "shards");
+    require(p_.leaves >= 0 && p_.leaves <= kCountableRanks && (p_.leaves == 0 || traits_.reduces),
+            "leaves");
+    require(p_.rows >= 0 && p_.rows <= p_.leaves, "rows");
     require(!p_.algorithm.empty() && p_.algorithm.size() <= kAlgorithmName, "name");
     for (const Member reader : p_.readers)
       require(is_member(reader.index()) && reader != me_, "a reader");
@@ -101,6 +104,7 @@ class Checker {
     switch (ref.place) {
       case Place::kInput:
         require(ref.member == me_ && has_shard(traits_.input, true, ref.shard), "an input");
+        require(p_.leaves == 0 || within(ref.index, std::size_t(p_.rows)), "a row");
         break;
       case Place::kOutput:
         require(
@@ -151,7 +155,8 @@ class Checker {
   void check_combine(const CombineStep& each) const {
     require(traits_.reduces, "a combination");
     // Operands ascend, and each has a leaf of its own.
-    require(each.terms <= p_.ranks && is_slice(each.first_term, each.terms, p_.terms.size()),
+    require(each.terms <= std::max(p_.ranks, p_.leaves) &&
+                is_slice(each.first_term, each.terms, p_.terms.size()),
             "terms");
     require(is_slice(each.first_recipe, each.recipe_length, p_.recipes.size()), "a recipe");
     check_recipe(p_.recipes.data() + each.first_recipe, each.recipe_length, each.terms);
@@ -167,7 +172,7 @@ class Checker {
                          to.place == Place::kOutput && from.shard == to.shard;
     if (!nothing) written(each.b);
     require(from.shard == to.shard, "a copy's shards");
-    require((from.place == Place::kNode) == (to.place == Place::kNode), "a copy's types");
+    require(p_.is_node(from) == p_.is_node(to), "a copy's types");
   }
 
   void check_combining(const Instruction& each) const {
@@ -245,7 +250,11 @@ void Program::check(Member me) const { Checker(*this, me).check(); }
 
 bool Program::serves(const Request& request) const {
   if (request.kind == OpKind::kBarrier) return true;  // which has nothing to read or write
-  return request.kind == kind && (request.root == root || !traits_of(kind).rooted);
+  const DealtNodes* nodes = request.nodes.get();
+  const bool dealt = nodes != nullptr ? nodes->deal == deal && nodes->leaves == leaves &&
+                                            nodes->rows.size() == static_cast<std::size_t>(rows)
+                                      : leaves == 0;
+  return dealt && request.kind == kind && (request.root == root || !traits_of(kind).rooted);
 }
 
 }  // namespace pycollective

@@ -26,7 +26,7 @@ struct Ref {
   Place place;
   Member member;       // whose slot
   std::int32_t shard;  // which elements
-  std::int32_t index;  // of the place in the slot
+  std::int32_t index;  // of the place in the slot; of the row, where the input is dealt nodes
 };
 
 struct Instruction {
@@ -72,7 +72,10 @@ struct Program {
   std::int32_t steps = 0;  // of the schedule, on all ranks
   Pieces pieces = Pieces::kCut;
   std::int32_t shards = 0;
-  std::int32_t nodes = 0;  // places of each kind in a slot: the most that any rank needs
+  std::int32_t leaves = 0;  // that were dealt to the ranks; 0: each rank's input is one leaf
+  std::int32_t rows = 0;    // of this rank: the nodes that make up its leaves
+  std::uint64_t deal = 0;   // the deal's digest
+  std::int32_t nodes = 0;   // places of each kind in a slot: the most that any rank needs
   std::int32_t items = 0;
   std::vector<Ref> refs;
   std::vector<Instruction> instructions;
@@ -89,6 +92,10 @@ struct Program {
   // slots, and nothing beyond; and no message outlives its chunk. It is no proof that the result is
   // right, nor that nobody waits for ever: that is pycollective/schedule/proof.py's.
   void check(Member me) const;
+  // Whether what lies there is a node, in the accumulator's type.
+  bool is_node(const Ref& ref) const {
+    return ref.place == Place::kNode || (ref.place == Place::kInput && leaves != 0);
+  }
   // Whether it is for this request: otherwise what check() proved does not hold.
   bool serves(const Request& request) const;
 };
