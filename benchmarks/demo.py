@@ -4,13 +4,14 @@ Four ranks on this host train the same network on the same digits under Distribu
 with Gloo and with pycollective, in fp32 and bf16, under several bucket sizes. Bucket size is a
 setting of speed alone; whether it changes what is learned is what the demo shows. Four ranks,
 because the order in which two numbers are added does not matter. Then once more with gradients
-compressed to 8 bits an element, each rank taken for a host.
+compressed to 8 bits an element, each rank taken for a host. At last on 1, 3 and 4 ranks, which
+share the micro-batches of each step.
 
 Usage: python -m benchmarks.demo [--out DIR] [--steps N] [--caps MB,MB,...] [--repeats N]
 
 Writes demo.json (every number) and demo.png to DIR. Status 0 if pycollective's weights were the
-same bits every time, 1 if they were not or the runs could not show it, 2 if a rank failed or time
-ran out.
+same bits every time, and by LeafSync on any number of ranks; 1 if they were not or the runs could
+not show it; 2 if a rank failed or time ran out.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch.multiprocessing as mp
 
-from benchmarks.demo_report import Verdict, compressed, judge, legend, plot, table
-from benchmarks.demo_train import DTYPES, Configuration, Result, Settings, run_rank
+from benchmarks.demo_report import Verdict, compressed, judge, judge_counts, legend, plot, table
+from benchmarks.demo_train import DTYPES, Configuration, Result, Settings, run_counts, run_rank
 from pycollective.bench.machine import describe_machine, describe_versions
 
 BACKENDS = ("gloo", "pycollective")
@@ -59,27 +61,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for repeat in repeats:
             configurations = _configurations(options.caps, repeat)
             results += train(settings, configurations, deadline, progress.show)
+        print("the same on 1, 3 and 4 ranks", file=sys.stderr, flush=True)
+        counts = train_on_counts(settings, deadline)
     except DemoFailure as failure:
         print(f"demo: {failure}\n{failure.__cause__ or ''}".rstrip(), file=sys.stderr)
         return 2
-    verdict = judge(results)
+    verdicts = [judge(results), judge_counts(counts)]
     options.out.mkdir(parents=True, exist_ok=True)
-    write_json(options.out / "demo.json", settings, results, verdict)
+    write_json(options.out / "demo.json", settings, results, verdicts)
     plot(results, options.out / "demo.png")
     print(f"\n{settings.ranks} ranks on this host, {settings.steps} steps a run\n")
     for line in (*table(results), "", *legend()):
         print(line)
     print(f"\n{options.out / 'demo.png'}: loss and step time; {options.out / 'demo.json'}: all")
     print(compressed(results))
-    print(verdict.line)
-    return 0 if verdict.shown else 1
+    for verdict in verdicts:
+        print(verdict.line)
+    return 0 if all(verdict.shown for verdict in verdicts) else 1
 
 
 def duration(settings: Settings, runs: int, repeats: int) -> str:
     """What is about to run, and about how long that takes where nothing else does."""
     cores = min(len(os.sched_getaffinity(0)), settings.ranks)
     steps = settings.steps + 2 * settings.pairs
-    minutes = math.ceil((_START * repeats + _STEP * steps * runs) / cores / 60)
+    minutes = math.ceil((_START * (repeats + 1) + _STEP * steps * runs) / cores / 60)
     return (
         f"{runs} runs of {settings.steps} steps on {settings.ranks} ranks: about {minutes} "
         f"minute{'s' * (minutes > 1)} on {cores} idle cores"
@@ -105,29 +110,50 @@ def train(
     """
     with tempfile.TemporaryDirectory(prefix="pycollective-demo-") as name:
         folder = Path(name)
-        ranks = mp.start_processes(
-            run_rank,
-            (settings, configurations, folder),
-            nprocs=settings.ranks,
-            join=False,
-            start_method="spawn",
-        )
-        try:
-            finished = False
-            while not finished:
-                done = len(_read(folder))
-                show(configurations[done] if done < len(configurations) else None)
-                finished = ranks.join(timeout=_POLL_SECONDS)
-                if time.monotonic() > deadline:
-                    raise DemoFailure("the time limit has passed (--time-limit)")
-        except (mp.ProcessRaisedException, mp.ProcessExitedException) as failure:
-            during = configurations[min(len(_read(folder)), len(configurations) - 1)]
-            raise DemoFailure(f"rank {failure.error_index} failed in {during}") from failure
-        finally:
-            for process in ranks.processes:
-                process.kill()
-                process.join()
+
+        def look() -> str:
+            done = len(_read(folder))
+            show(configurations[done] if done < len(configurations) else None)
+            return str(configurations[min(done, len(configurations) - 1)])
+
+        _run(run_rank, (settings, configurations, folder), settings.ranks, deadline, look)
         return _read(folder)
+
+
+def train_on_counts(settings: Settings, deadline: float) -> dict[str, dict[int, list[str]]]:
+    """The digests of each backend by the number of ranks; raises as `train`."""
+    with tempfile.TemporaryDirectory(prefix="pycollective-demo-") as name:
+        folder = Path(name)
+        _run(run_counts, (settings, folder), settings.ranks, deadline, lambda: "runs of 1 to 4")
+        found = json.loads((folder / "counts.json").read_text())
+    return {
+        backend: {int(count): digests for count, digests in of_counts.items()}
+        for backend, of_counts in found.items()
+    }
+
+
+def _run(
+    target: Callable[..., None],
+    arguments: tuple[Any, ...],
+    ranks: int,
+    deadline: float,
+    look: Callable[[], str],
+) -> None:
+    """Run `target` in new processes to the end; `look`, called meanwhile, says what they do."""
+    started = mp.start_processes(target, arguments, nprocs=ranks, join=False, start_method="spawn")
+    try:
+        finished = False
+        while not finished:
+            look()
+            finished = started.join(timeout=_POLL_SECONDS)
+            if time.monotonic() > deadline:
+                raise DemoFailure("the time limit has passed (--time-limit)")
+    except (mp.ProcessRaisedException, mp.ProcessExitedException) as failure:
+        raise DemoFailure(f"rank {failure.error_index} failed in {look()}") from failure
+    finally:
+        for process in started.processes:
+            process.kill()
+            process.join()
 
 
 def _read(folder: Path) -> list[Result]:
@@ -159,7 +185,9 @@ class Progress:
         )
 
 
-def write_json(path: Path, settings: Settings, results: Sequence[Result], verdict: Verdict) -> None:
+def write_json(
+    path: Path, settings: Settings, results: Sequence[Result], verdicts: list[Verdict]
+) -> None:
     """Every number, with what explains it. Times are seconds."""
     data = {
         "schema": "pycollective-demo/1",
@@ -167,7 +195,7 @@ def write_json(path: Path, settings: Settings, results: Sequence[Result], verdic
         "machine": describe_machine(),
         "versions": describe_versions(),
         "results": [dataclasses.asdict(result) for result in results],
-        "verdict": dataclasses.asdict(verdict),
+        "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts],
     }
     path.write_text(json.dumps(data, indent=1) + "\n")
 

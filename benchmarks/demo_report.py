@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,25 @@ def judge(results: Sequence[Result]) -> Verdict:
         f"({len(results)} runs, test accuracy {min(accuracy):.1%} to {max(accuracy):.1%})."
     )
     return Verdict(line, shown=kept)
+
+
+def judge_counts(counts: Mapping[str, Mapping[int, Sequence[str]]]) -> Verdict:
+    """Compare the final weights over the number of ranks: digests by backend and that number."""
+    own, gloo = (
+        {digest for digests in counts[backend].values() for digest in digests}
+        for backend in ("pycollective", "gloo")
+    )
+    numbers = sorted(counts["pycollective"])
+    if len(numbers) < 2 or len(gloo) < 2:
+        return Verdict("NOTHING SHOWN: torch's own weights are the same, too.", shown=False)
+    ranks = ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]} ranks"
+    if len(own) > 1:
+        return Verdict(f"PROMISE BROKEN: {ranks} ended with {len(own)} weights.", shown=False)
+    return Verdict(
+        f"ANY NUMBER OF RANKS: {ranks} ended with the same weights, {own.pop()[:_DIGEST_DIGITS]}, "
+        f"by LeafSync; by DDP with no_sync over Gloo with {len(gloo)} different ones.",
+        shown=True,
+    )
 
 
 _SAME = "were the same bits for every bucket size and repeat"

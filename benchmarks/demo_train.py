@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _SEED = 0
 _TEST_IMAGES = 360
+LEAVES = 12  # micro-batches of a step, where ranks share them
 _PR_SET_PDEATHSIG = 1
 
 
@@ -239,34 +241,69 @@ def run_rank(
 
     `folder` is shared by the ranks and holds nothing of another launch.
     """
+    with _on_a_rank(rank):
+        for number, configuration in enumerate(configurations):
+            result = _run(rank, settings, configuration, folder / f"store-{number}")
+            if rank == 0:
+                with (folder / "results.jsonl").open("a") as results:
+                    results.write(json.dumps(dataclasses.asdict(result)) + "\n")
+
+
+def run_counts(rank: int, settings: Settings, folder: Path) -> None:
+    """Train on 1, 3 and all ranks, by LeafSync and by torch over Gloo; rank 0 writes counts.json.
+
+    It has the digests of the ranks' final weights, by backend and the number of ranks.
+    """
+    from benchmarks.leaf_training import train, train_by_gloo
+
+    found: dict[str, dict[int, list[str]]] = {}
+    with _on_a_rank(rank):
+        for backend, way in (("pycollective", train), ("gloo", train_by_gloo)):
+            _join(backend, rank, settings, folder / f"store-{backend}")
+            for count in (1, 3, settings.ranks):
+                group = dist.new_group(range(count))
+                if rank >= count:
+                    continue
+                digest = way("digits", "fp32", LEAVES, settings.steps, group).digest
+                digests: list = [None] * count
+                dist.all_gather_object(digests, digest, group)
+                found.setdefault(backend, {})[count] = digests
+            dist.destroy_process_group()
+    if rank == 0:
+        (folder / "counts.json").write_text(json.dumps(found))
+
+
+@contextlib.contextmanager
+def _on_a_rank(rank: int) -> Iterator[None]:
+    """Fix all that could vary, and say what fails."""
     # The demo ends its ranks itself; this is for when it was killed and cannot.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for number, configuration in enumerate(configurations):
-        try:
-            result = _run(rank, settings, configuration, folder / f"store-{number}")
-        except Exception:
-            # Said here and at once: the launcher hears of one failed rank, which may have failed
-            # only because this one did.
-            print(f"\nrank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-            sys.exit(1)
-        if rank == 0:
-            with (folder / "results.jsonl").open("a") as results:
-                results.write(json.dumps(dataclasses.asdict(result)) + "\n")
+    try:
+        yield
+    except Exception:
+        # Said here and at once: the launcher hears of one failed rank, which may have failed only
+        # because this one did.
+        print(f"\nrank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
-def _run(rank: int, settings: Settings, configuration: Configuration, store: Path) -> Result:
-    """Train in a process group of this run's own."""
-    if configuration.backend == "pycollective":
+def _join(backend: str, rank: int, settings: Settings, store: Path) -> None:
+    if backend == "pycollective":
         import pycollective.torch  # noqa: F401  (registers the backend)
     dist.init_process_group(
-        configuration.backend,
+        backend,
         store=dist.FileStore(os.fspath(store), settings.ranks),
         rank=rank,
         world_size=settings.ranks,
         timeout=timedelta(seconds=settings.timeout),
     )
+
+
+def _run(rank: int, settings: Settings, configuration: Configuration, store: Path) -> Result:
+    """Train in a process group of this run's own."""
+    _join(configuration.backend, rank, settings, store)
     result = _train(rank, settings, configuration)
     dist.destroy_process_group()
     return result

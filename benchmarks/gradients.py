@@ -38,12 +38,14 @@ class Size:
         heads: of attention; they divide the width.
         layers: how many.
         context: the longest text, bytes.
+        dropout: the part of what a layer adds that training leaves out.
     """
 
     width: int = 160
     heads: int = 4
     layers: int = 4
     context: int = 128
+    dropout: float = 0.0
 
 
 DEFAULT = Size()
@@ -60,14 +62,15 @@ class Block(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(size.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """From (batch, context, width) to the same."""
         batch, length, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        x = x + self.dropout(self.out(seen.transpose(1, 2).reshape(batch, length, width)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
 
 
 class Gpt(nn.Module):

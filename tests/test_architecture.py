@@ -63,8 +63,9 @@ LAYERS: dict[str, set[str]] = {
         *("_core", "accumulator", "bootstrap", "communicator", "config", "deal", "errors"),
     },
     "torch": {
-        *("_core", "_torch", "agree", "bootstrap", "compression", "config", "dtypes", "errors"),
-        *("order", "placement", "shim", "system_limits", "triton", "typing"),
+        *("_core", "_torch", "accumulator", "agree", "bootstrap", "communicator", "compression"),
+        *("config", "deal", "dtypes", "errors", "order", "placement", "shim", "system_limits"),
+        *("triton", "typing"),
     },
     "bench": {
         *("_core", "bootstrap", "communicator", "compression", "config", "dtypes", "errors"),

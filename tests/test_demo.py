@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import demo
 from benchmarks.demo import DemoFailure, train
-from benchmarks.demo_report import _select, compressed, judge
+from benchmarks.demo_report import _select, compressed, judge, judge_counts
 from benchmarks.demo_train import Configuration, Result, Settings
 
 
@@ -106,6 +106,21 @@ def test_the_verdict_says_what_the_results_show(name: str) -> None:
     assert verdict.shown == begins.startswith("SHOWN")
 
 
+COUNTS = {
+    "ANY NUMBER OF RANKS: 1 and 3 ranks ended with the same": ("aaaa", "abbb"),
+    "PROMISE BROKEN: 1 and 3 ranks ended with 2 weights": ("aaab", "abbb"),
+    "NOTHING SHOWN": ("aaaa", "aaaa"),
+}
+
+
+@pytest.mark.parametrize("begins", COUNTS)
+def test_the_last_line_says_what_the_number_of_ranks_does(begins: str) -> None:
+    own, gloo = ({1: digests[:1], 3: digests[1:]} for digests in COUNTS[begins])
+    verdict = judge_counts({"pycollective": own, "gloo": gloo})
+    assert verdict.line.startswith(begins)
+    assert verdict.shown == begins.startswith("ANY")
+
+
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are forks of a process that has imported what they run, which takes each 5 s of CPU."""
@@ -149,7 +164,10 @@ def test_the_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for result in results:
         assert result.digests[0][:16] in done.out
     assert compressed(results) in done.out
-    assert done.out.splitlines()[-1] == data["verdict"]["line"] == judge(results).line
+    assert done.out.splitlines()[-2:] == [each["line"] for each in data["verdicts"]]
+    assert data["verdicts"][0]["line"] == judge(results).line
+    assert data["verdicts"][1]["line"].startswith("ANY NUMBER OF RANKS: 1, 3 and 4 ranks ended ")
+    assert "over Gloo with 3 different ones" in data["verdicts"][1]["line"]
 
     from matplotlib.image import imread
 

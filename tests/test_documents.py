@@ -104,7 +104,7 @@ def test_every_page_of_docs_is_in_their_list() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.read_text().splitlines()) < 90
+    assert len(README.read_text().splitlines()) < 115
 
 
 @pytest.mark.parametrize("document", measured_tables.TABLES)

@@ -55,6 +55,14 @@ def test_an_example_shows_what_it_says(name):
 
 
 @pytest.mark.storm
+def test_any_number_of_ranks_ends_with_the_same_weights():
+    pattern = r"(\d) rank\(s\): \S+ of the digits right; weights (\w{16})\n"
+    found = [re.fullmatch(pattern, forked(each)) for each in COMMANDS["any_number_of_ranks"]]
+    assert [each[1] for each in found] == ["1", "3"]
+    assert found[0][2] == found[1][2]
+
+
+@pytest.mark.storm
 def test_a_checkpoint_is_loaded_by_fewer_ranks(tmp_path):
     save, load = (
         each.replace(" out/checkpoint", f" {tmp_path}/kept") for each in COMMANDS["checkpoint"]

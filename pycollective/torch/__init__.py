@@ -3,6 +3,7 @@
 import pycollective.torch
 torch.distributed.init_process_group("pycollective")     # then DDP, FSDP2, DTensor as usual
 ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
+pycollective.torch.LeafSync(model, leaves=24)            # the same bits on any number of ranks
 pycollective.torch.stats()                               # what was sent to other hosts
 pycollective.torch.empty(1000, dtype=torch.bfloat16)     # a tensor that peers read in place
 
@@ -40,7 +41,7 @@ except ImportError as error:
     _missing = str(error)
 
     def __getattr__(name: str) -> Any:
-        if name in ("all_reduce_hook", "empty", "in_order", "stats"):
+        if name in ("LeafSampler", "LeafSync", "all_reduce_hook", "empty", "in_order", "stats"):
             raise ImportError(_missing)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -52,12 +53,15 @@ except ImportError as error:
 else:
     from pycollective.torch.backend import empty, register, stats
     from pycollective.torch.hooks import all_reduce_hook, in_order
+    from pycollective.torch.leaves import LeafSampler, LeafSync
 
     register()
 
 __all__ = [
     "CompressedReduceScatter",
     "Int8State",
+    "LeafSampler",
+    "LeafSync",
     "OneBitState",
     "TopKState",
     "all_reduce_hook",

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from pycollective import _torch
 from pycollective.bootstrap import init as bootstrap
 from pycollective.bootstrap.shutdown import SHUTDOWN
+from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
 
@@ -77,7 +78,7 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
     Raises:
         ConfigurationError: this process is in no such group, or another backend serves its CPU.
     """
-    return _backend_of(group, "stats").communicator.stats()
+    return communicator_of(group, "stats").stats()
 
 
 def empty(
@@ -111,6 +112,11 @@ def empty(
         sizes.numel(), dtype=wanted, device=_CPU
     )
     return flat.view(sizes)
+
+
+def communicator_of(group: dist.ProcessGroup | None, call: str) -> Communicator:
+    """The ranks of a process group of the backend; errors name `call`."""
+    return _backend_of(group, call).communicator
 
 
 def _backend_of(group: dist.ProcessGroup | None, call: str) -> _torch.Backend:

@@ -1,0 +1,99 @@
+"""Buckets: parameters whose gradients are added and reduced together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pycollective.accumulator import Accumulator
+
+Named = tuple[str, torch.nn.Parameter]
+
+
+class Bucket:
+    """Some parameters, the sum of their gradients in fp32, and the averages.
+
+    A gradient lies in memory as its parameter does, so neither is copied to be added or read.
+
+    Args:
+        named: the parameters, whose averages have one dtype.
+        dtype: of the averages.
+        leaves: of a step, on all ranks.
+
+    Attributes:
+        parameters: as given.
+        accumulator: holds what this rank's leaves have given.
+        averages: flat; they are overwritten step by step.
+        gradients: of the leaf that is under way, flat; None where there is none yet.
+        missing: how many of them there are not.
+        added: whether the leaf that is under way has been added.
+    """
+
+    def __init__(self, named: Sequence[Named], dtype: torch.dtype, leaves: int) -> None:
+        self.parameters = [parameter for _, parameter in named]
+        counts = [each.numel() for each in self.parameters]
+        self.accumulator = Accumulator([(count,) for count in counts], leaves=leaves)
+        self.averages = torch.zeros(sum(counts), dtype=dtype)
+        self._strides = [_strides(each) for each in self.parameters]
+        parts = zip(self.averages.split(counts), self.parameters, self._strides, strict=True)
+        self._views = [part.as_strided(each.shape, strides) for part, each, strides in parts]
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a leaf, which has no gradients yet."""
+        self.gradients: list[torch.Tensor | None] = [None] * len(self.parameters)
+        self.missing = len(self.parameters)
+        self.added = False
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def take(self, place: int, gradient: torch.Tensor) -> None:
+        """Have the gradient of the parameter at `place`."""
+        gradient = gradient.detach()
+        strides = self._strides[place]
+        if gradient.stride() != strides:
+            like = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype)
+            gradient = like.copy_(gradient)
+        self.gradients[place] = gradient.as_strided((gradient.numel(),), (1,))
+        self.missing -= 1
+
+    def add(self, leaf: int) -> None:
+        """Add what there is, and +0 for the rest."""
+        self.accumulator.add(leaf, self.gradients)
+        self.gradients = [None] * len(self.gradients)  # their memory is free for the next ones
+        self.added = True
+
+    def hand_out(self) -> None:
+        """Make each parameter's gradient its average, which is a view."""
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            parameter.grad = view if parameter.requires_grad else None
+
+
+def buckets_of(
+    named: Sequence[Named], leaves: int, dtype: torch.dtype | None, cap: float
+) -> list[Bucket]:
+    """Cut the parameters into buckets, the last first, as backward is likely to come to them.
+
+    Args:
+        named: in the order in which the model registered them.
+        leaves: of a step.
+        dtype: of the averages; None for each parameter's own.
+        cap: bytes of averages above which a bucket is full; one parameter may exceed it.
+    """
+    open_ones: dict[torch.dtype, list[Named]] = {}
+    full: list[Bucket] = []
+    for name, parameter in reversed(named):
+        wanted = dtype or parameter.dtype
+        group = open_ones.setdefault(wanted, [])
+        elements = sum(each.numel() for _, each in [*group, (name, parameter)])
+        if group and elements * wanted.itemsize > cap:
+            full.append(Bucket(group, wanted, leaves))
+            open_ones[wanted] = group = []
+        group.append((name, parameter))
+    return [*full, *(Bucket(group, wanted, leaves) for wanted, group in open_ones.items())]
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The tensor's own where it has no holes, else those of one that has none."""
+    return torch.empty_like(tensor, device="meta").stride()

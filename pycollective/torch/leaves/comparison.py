@@ -1,0 +1,85 @@
+"""One leaf's gradients under two launches: which is the first that differs?"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pycollective.errors import ConfigurationError
+
+_ABOUT = ("weights", "leaves", "seed", "step", "leaf")
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """SHA-256 of its elements' bytes, in C order."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def compare(path: Path, about: list[Any], gradients: dict[str, str]) -> str | None:
+    """Write what this launch found if nobody has yet; else compare, and print what came of it.
+
+    Args:
+        path: of the file.
+        about: what must be the same in both: a value for each of `_ABOUT`.
+        gradients: a digest for each name, in the order in which backward made them.
+
+    Returns:
+        The first name whose digest differs, or that one launch has and the other has not.
+    """
+    mine = {
+        **dict(zip(_ABOUT, about, strict=True)),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "gradients": gradients,
+    }
+    here = _circumstances(mine)
+    if _write_first(path, json.dumps(mine, indent=1)):
+        print(f"leaf {mine['leaf']}: wrote {len(gradients)} gradients to {path} ({here})")
+        return None
+    other = json.loads(path.read_text())
+    for name in _ABOUT:
+        if other[name] != mine[name]:
+            raise ConfigurationError(
+                f"compare_leaf: {path} is of {name} {other[name]}, and this is of {mine[name]}; "
+                "remove the file to begin anew"
+            )
+    launches = f"here {here}; then {_circumstances(other)}"
+    theirs = other["gradients"]
+    names = [*gradients, *(name for name in theirs if name not in gradients)]
+    differing = [name for name in names if theirs.get(name) != gradients.get(name)]
+    if not differing:
+        print(f"leaf {mine['leaf']}: all {len(names)} gradients have the same bits ({launches})")
+        return None
+    print(
+        f"leaf {mine['leaf']}: {differing[0]} is the first of {len(differing)} of {len(names)} "
+        f"gradients that differ ({launches})"
+    )
+    return differing[0]
+
+
+def _circumstances(of: dict[str, Any]) -> str:
+    return f"{of['threads']} thread(s), torch {of['torch']}, {of['instructions']}"
+
+
+def _write_first(path: Path, text: str) -> bool:
+    """Write the file whole; False if it is there, as another rank may have made it meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        with suppress(FileExistsError):
+            os.link(name, path)
+            return True
+        return False
+    finally:
+        os.unlink(name)

@@ -1,0 +1,529 @@
+"""`LeafSync`: gradients that are the same bits on any number of ranks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from pycollective._core import Work
+from pycollective.agree import agree
+from pycollective.bootstrap.init import init
+from pycollective.communicator import Communicator
+from pycollective.deal import leaves_of
+from pycollective.errors import CollectiveMismatch, ConfigurationError, named
+from pycollective.torch.backend import communicator_of
+from pycollective.torch.leaves import comparison
+from pycollective.torch.leaves.buckets import Bucket, buckets_of
+from pycollective.torch.leaves.generators import seed_of, seeded
+
+_DTYPES = (
+    *(torch.float32, torch.bfloat16, torch.float16),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+)
+_MIB = 1 << 20
+
+
+class LeafSync:
+    """Averages the gradients of a step's micro-batches, its *leaves*, in an order of their own.
+
+    The order in which gradients are added follows from the number of leaves alone
+    (docs/contract.md), so a training has the same weights, bit for bit, on any number of ranks, if
+    each leaf's gradients are (docs/any_number_of_ranks.md says when they are). Each rank computes
+    `local_leaves`, a run of leaves; it may be empty where there are more ranks than leaves:
+
+        for step in range(sync.step, steps):
+            for leaf in sync.local_leaves:
+                x, y = next(batches)
+                with sync.leaf(leaf):
+                    loss(model(x), y).backward()
+            sync.finish()
+            optimizer.step()
+
+    When a rank's last leaf ends, the ``.grad`` of every parameter is the average over all leaves of
+    the step, on every rank. Buckets of gradients are averaged while backward goes on. These
+    ``.grad`` are views of memory that the next step's averages overwrite; `leaf` makes ``.grad``
+    None, so ``zero_grad`` is not needed. A parameter that a leaf does not use counts as +0 in it.
+
+    Without DistributedDataParallel, parameters and buffers become rank 0's here. With it, its
+    ``no_sync`` holds all the time, so what it was told of buckets does not matter. Its options
+    ``static_graph``, ``delay_all_reduce_named_params`` and ``mixed_precision`` are refused.
+    Collective, as is the last of a rank's leaves; not for several threads.
+
+    Args:
+        model: a module, or DistributedDataParallel around one, with parameters on the CPU.
+        leaves: M, of a step, over all ranks.
+        seed: of what `leaf` seeds, and of `LeafSampler`.
+        grad_dtype: of the averages, such as ``torch.float32`` for weights in bfloat16; None for
+            each parameter's own dtype.
+        bucket_cap_mb: MiB of averages in a bucket, at most, unless one parameter has more.
+        group: a process group of the backend ``pycollective``, or a `Communicator`; None for DDP's,
+            the default group, or, where there is none, the ranks that `pycollective.init` finds.
+
+    Attributes:
+        leaves: M.
+        local_leaves: this rank's, a range.
+        seed: as given.
+        step: steps that are done.
+
+    Raises:
+        ConfigurationError: an argument or the model cannot be used so; says what.
+        CollectiveMismatch: the ranks give other arguments, other parameters, or compute with
+            other numbers of threads.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        leaves: int,
+        *,
+        seed: int = 0,
+        grad_dtype: torch.dtype | None = None,
+        bucket_cap_mb: float = 25.0,
+        group: dist.ProcessGroup | Communicator | None = None,
+    ) -> None:
+        ddp = model if isinstance(model, DistributedDataParallel) else None
+        if ddp is not None:
+            _refuse_options(ddp)
+            group = group or ddp.process_group
+        module = model if ddp is None else ddp.module
+        trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        _refuse_parameters(trained, grad_dtype)
+        self._comm, self._owns_comm = _communicator(group)
+        self.leaves = operator.index(leaves)
+        self.local_leaves = leaves_of(self._comm.rank, self._comm.size, self.leaves)
+        self.seed = operator.index(seed)
+        self.step = 0
+        self._agree(trained, grad_dtype, bucket_cap_mb)
+        if ddp is None:
+            for tensor in (*model.parameters(), *model.buffers()):
+                self._comm.broadcast(tensor.detach())
+        else:
+            # Its first forward would send buffers, as its constructor has: in the last leaf of one
+            # rank, and not in that of another.
+            ddp.require_forward_param_sync = False
+        self._model = model
+        self._no_sync: Callable[[], AbstractContextManager[None]] = (
+            nullcontext if ddp is None else ddp.no_sync
+        )
+        self._names = {id(parameter): name for name, parameter in trained}
+        self._buckets = buckets_of(trained, self.leaves, grad_dtype, bucket_cap_mb * _MIB)
+        self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
+        self._given: dict[int, int] = {}  # leaves of this step, each with its count
+        self._reducing: list[Work[Any]] = []  # of the first buckets, in their order
+        self._header: Work[Any] | None = None
+        self._rows = np.zeros((self._comm.size, len(_HEADER)), np.int64)
+        self._complete = False  # the last step, and nobody asked yet
+        self._broken = ""
+        self._hooks = self._listen(ddp, trained, grad_dtype)
+
+    @contextmanager
+    def leaf(self, leaf: int, count: int | None = None) -> Iterator[None]:
+        """Compute one leaf: forward and one backward, in this block.
+
+        The CPU generators of torch, NumPy and Python are seeded from (`seed`, `step`, `leaf`), so
+        dropout draws the same whatever rank has the leaf, and go on afterwards as if nothing had
+        drawn. The last of this rank's leaves averages: at its end ``.grad`` is there.
+
+        Args:
+            leaf: one of `local_leaves` that this step does not have yet, in any order.
+            count: of what the loss is a sum over, such as tokens. The gradients are then divided by
+                the counts of all leaves together, not by M: a mean over tokens, however many each
+                leaf has. All leaves of a step have one, or none.
+
+        Raises:
+            ConfigurationError: the leaf is not this rank's, or was given already; there is no
+                backward, or more than one; or a leaf has raised before.
+            CollectiveMismatch: the ranks are not at the same step, or some leaves have a count.
+            CollectiveError: as `Communicator.all_reduce`.
+        """
+        self._open(leaf, count)
+        try:
+            if self._all_given:
+                self._issue_header()
+            with self._computing(leaf, partial(self._add, leaf)):
+                yield
+            if all(each.missing == len(each.parameters) for each in self._buckets):
+                raise ConfigurationError(f"leaf {leaf} has no backward in its block")
+            for bucket in self._buckets:
+                if not bucket.added:
+                    bucket.add(leaf)
+            if self._all_given:
+                self._end_step()
+        except BaseException as error:
+            self._broken = f"leaf {leaf} of step {self.step} raised {type(error).__name__}: {error}"
+            raise
+
+    def finish(self) -> None:
+        """Make sure that the step is complete, before the optimizer's; takes part without leaves.
+
+        Only a rank without leaves must call it. Where a rank has some, it says what lacks.
+
+        Raises:
+            ConfigurationError: a leaf of this step was not given.
+            CollectiveError: as `leaf`, on a rank without leaves.
+        """
+        self._refuse_broken()
+        if not self.local_leaves:
+            try:
+                self._issue_header()
+                self._end_step()
+            except BaseException as error:
+                self._broken = f"step {self.step} raised {type(error).__name__}: {error}"
+                raise
+        elif not self._complete:
+            lacking = [leaf for leaf in self.local_leaves if leaf not in self._given]
+            raise ConfigurationError(
+                f"step {self.step} lacks leaves {lacking} of this rank: "
+                "each is computed in `with sync.leaf(...)`"
+            )
+        self._complete = False
+
+    def compare_leaf(self, path: str | Path, leaf: int, compute: Callable[[], None]) -> str | None:
+        """Compare one leaf's gradients with those of another launch, and say which differ.
+
+        The first to call it writes the file, and who calls it later compares. So run it under one
+        rank and then under four, or on two machines, with the same weights: it tells a kernel that
+        depends on the launch from a sum that does. What is found is printed, with both numbers of
+        threads. Local; any rank may compute any leaf; nothing is averaged.
+
+        Args:
+            path: of the file; remove it to begin anew.
+            leaf: 0 to M - 1; `compute` runs as in ``with sync.leaf(leaf)``.
+            compute: forward and backward of this leaf.
+
+        Returns:
+            The name of the first parameter whose gradient differs, in the order in which backward
+            made them; None if all bits are the same.
+
+        Raises:
+            ConfigurationError: the file is of another model, other weights, another seed, step or
+                leaf; a step is under way.
+        """
+        self._refuse_broken()
+        if self._given or self._receive is not None:
+            raise ConfigurationError("compare_leaf: a step is under way; call it between steps")
+        gradients: dict[str, str] = {}
+
+        def receive(bucket: Bucket, place: int) -> None:
+            name, gradient = self._gradient_of(bucket, place)
+            if name in gradients:
+                raise _twice(name, leaf)
+            gradients[name] = comparison.digest(gradient)
+
+        weights = sha256()
+        for each in self._model.parameters():
+            weights.update(comparison.digest(each.detach()).encode())
+        with self._computing(leaf, receive):
+            compute()
+        about = [weights.hexdigest(), self.leaves, self.seed, self.step, leaf]
+        return comparison.compare(Path(path), about, gradients)
+
+    def state_dict(self) -> dict[str, int]:
+        """What a checkpoint keeps beside the model's and the optimizer's; the same on all ranks."""
+        return {"leaves": self.leaves, "seed": self.seed, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from a checkpoint, on any number of ranks.
+
+        Raises:
+            ConfigurationError: it is of a run with other leaves or another seed, whose bits these
+                would not be; or a step is under way.
+        """
+        if self._given:
+            raise ConfigurationError("load_state_dict: a step is under way")
+        for name in ("leaves", "seed"):
+            if state[name] != getattr(self, name):
+                raise ConfigurationError(
+                    f"the checkpoint has {name} {state[name]}, and this LeafSync "
+                    f"{getattr(self, name)}: the training would have other bits"
+                )
+        self.step = state["step"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds for gradients: sums in fp32, and averages."""
+        return sum(each.accumulator.nbytes + each.averages.nbytes for each in self._buckets)
+
+    def close(self) -> None:
+        """Take the hooks off the model, which is then as it was but for its ``.grad``."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self._owns_comm:
+            self._comm.close()
+
+    # --- A leaf.
+
+    def _open(self, leaf: int, count: int | None) -> None:
+        """Note a leaf, or refuse it; changes nothing then."""
+        self._refuse_broken()
+        if leaf not in self.local_leaves:
+            mine = self.local_leaves
+            has = f"{mine.start} to {mine.stop - 1}" if mine else "none"
+            raise ConfigurationError(
+                f"leaf {leaf} is not one of rank {self._comm.rank}, which has {has} of "
+                f"{self.leaves}"
+            )
+        if self._receive is not None:
+            raise ConfigurationError(f"leaf {leaf} begins inside another leaf")
+        if leaf in self._given:
+            lacking = [each for each in self.local_leaves if each not in self._given]
+            raise ConfigurationError(
+                f"leaf {leaf} was given to step {self.step} already, which lacks leaves {lacking}"
+            )
+        number = -1 if count is None else operator.index(count)
+        if count is not None and number < 0:
+            raise ConfigurationError(f"leaf {leaf} has count {count}, which is negative")
+        if any((number < 0) != (each < 0) for each in self._given.values()):
+            raise ConfigurationError(f"leaf {leaf}: all leaves of a step have a count=, or none")
+        self._given[leaf] = number
+        self._complete = False
+
+    @contextmanager
+    def _computing(self, leaf: int, receive: Callable[[Bucket, int], None]) -> Iterator[None]:
+        """Have gradients handed to `receive` as backward makes them."""
+        for bucket in self._buckets:
+            bucket.begin()
+        self._receive = receive
+        try:
+            with seeded(seed_of(self.seed, self.step, leaf)), self._no_sync():
+                yield
+        finally:
+            self._receive = None
+
+    def _add(self, leaf: int, bucket: Bucket, place: int) -> None:
+        """Take a gradient, and add the bucket once it is full; average it in the last leaf."""
+        name, gradient = self._gradient_of(bucket, place)
+        if bucket.added or bucket.gradients[place] is not None:
+            raise _twice(name, leaf)
+        bucket.take(place, gradient)
+        if not bucket.missing:
+            bucket.add(leaf)
+            if self._all_given:
+                self._reduce()
+
+    def _gradient_of(self, bucket: Bucket, place: int) -> tuple[str, torch.Tensor]:
+        """Take it from the parameter, whose name comes with it."""
+        parameter = bucket.parameters[place]
+        name, gradient = self._names[id(parameter)], parameter.grad
+        assert gradient is not None
+        parameter.grad = None
+        if gradient.is_sparse:
+            raise ConfigurationError(
+                f"the gradient of {name} is sparse, which LeafSync does not add: make the "
+                "embedding with sparse=False"
+            )
+        return name, gradient
+
+    @property
+    def _all_given(self) -> bool:
+        """Whether this rank's last leaf of the step is under way, or over."""
+        return len(self._given) == len(self.local_leaves)
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise ConfigurationError(f"this LeafSync cannot go on: {self._broken}")
+
+    # --- A step.
+
+    def _issue_header(self) -> None:
+        """Tell all ranks this one's step and counts, by the time that all compute their last."""
+        counts = [each for each in self._given.values() if each >= 0]
+        mine = np.array([self.step, len(counts), sum(counts)], np.int64)
+        self._header = self._comm.all_gather(self._rows, mine, async_op=True)
+
+    def _divisor(self) -> int | None:
+        """What all ranks' counts make, once all have come so far; None for M."""
+        if self._header is not None:
+            self._header.wait()
+            self._header = None
+        steps, counted, counts = self._rows.T
+        if (steps != steps[0]).any():
+            others = [int(rank) for rank in np.flatnonzero(steps != steps[0])]
+            raise CollectiveMismatch(
+                f"rank 0 is at step {steps[0]}, and {named(others)} at "
+                f"{[int(steps[rank]) for rank in others]}"
+            )
+        if (given := int(counted.sum())) not in (0, self.leaves):
+            raise CollectiveMismatch(
+                f"step {self.step}: {given} of {self.leaves} leaves have a count=; all have one, "
+                "or none"
+            )
+        divisor = int(counts.sum()) if given else None
+        if divisor is not None and (divisor == 0 or int(np.float32(divisor)) != divisor):
+            raise ConfigurationError(
+                f"step {self.step}: the counts make {divisor}, by which float32 cannot divide "
+                "exactly; count in larger units"
+            )
+        return divisor
+
+    def _reduce(self) -> None:
+        """Issue the buckets whose turn it is; in one order on all ranks."""
+        while len(self._reducing) < len(self._buckets):
+            bucket = self._buckets[len(self._reducing)]
+            if self.local_leaves and not bucket.added:
+                return
+            # A rank that has given no counts need not wait for the others': there are none.
+            divisor = None if -1 in self._given.values() else self._divisor()
+            self._reducing.append(
+                self._comm.all_reduce(
+                    bucket.accumulator,
+                    op="avg",
+                    out=bucket.averages,
+                    divisor=divisor,
+                    async_op=True,
+                )
+            )
+
+    def _end_step(self) -> None:
+        """Average what has not been yet, wait for all, and hand the averages out."""
+        self._reduce()
+        self._divisor()  # for its errors, where nobody has counted
+        for work in self._reducing:
+            work.wait()
+        self._reducing.clear()
+        self._given.clear()
+        for bucket in self._buckets:
+            bucket.accumulator.reset()
+            bucket.hand_out()
+        self.step += 1
+        self._complete = True
+
+    # --- At the beginning.
+
+    def _agree(
+        self,
+        trained: list[tuple[str, torch.nn.Parameter]],
+        grad_dtype: torch.dtype | None,
+        bucket_cap_mb: float,
+    ) -> None:
+        """Raise on all ranks where one was told otherwise."""
+        parameters = [(name, tuple(each.shape), str(each.dtype)) for name, each in trained]
+        mine = {
+            "leaves": self.leaves,
+            "seed": self.seed,
+            "grad_dtype": str(grad_dtype),
+            "bucket_cap_mb": bucket_cap_mb,
+            "threads (torch.set_num_threads, OMP_NUM_THREADS)": torch.get_num_threads(),
+            "parameters": sha256(repr(parameters).encode()).hexdigest(),
+        }
+
+        def check(said: list[dict[str, Any]]) -> None:
+            for what, value in said[0].items():
+                others = [rank for rank, each in enumerate(said) if each[what] != value]
+                if others:
+                    raise CollectiveMismatch(
+                        f"LeafSync: {named(others)} have other {what} than rank 0: "
+                        f"{said[others[0]][what]}, not {value}"
+                    )
+
+        def all_gather(row: Any) -> Any:
+            rows = np.empty((self._comm.size, row.size), np.uint8)
+            self._comm.all_gather(rows, row)
+            return rows
+
+        agree(all_gather, "LeafSync", lambda: mine, check)
+
+    def _listen(
+        self,
+        ddp: DistributedDataParallel | None,
+        trained: list[tuple[str, torch.nn.Parameter]],
+        grad_dtype: torch.dtype | None,
+    ) -> list[Any]:
+        """Hooks on each parameter, and on forward."""
+
+        # A function, not a method: who copies the model, as averages of weights do, copies none of
+        # this, whose communicator cannot be.
+        def inside(module: torch.nn.Module, _: object) -> None:
+            if module.training and torch.is_grad_enabled() and self._receive is None:
+                raise ConfigurationError(
+                    "a forward of training outside `with sync.leaf(...)`: dropout draws there, and "
+                    "its gradients would be averaged with nobody's (eval() and no_grad() are free)"
+                )
+
+        hooks = [self._model.register_forward_pre_hook(inside)]
+        if ddp is not None:
+            hooks.append(ddp.module.register_forward_pre_hook(inside))
+        for bucket in self._buckets:
+            for place, parameter in enumerate(bucket.parameters):
+                if grad_dtype is not None and grad_dtype != parameter.dtype:
+                    parameter.grad_dtype = None  # any: backward's own, then ours
+                hooks.append(
+                    parameter.register_post_accumulate_grad_hook(self._listener(bucket, place))
+                )
+        return hooks
+
+    def _listener(self, bucket: Bucket, place: int) -> Callable[[torch.Tensor], None]:
+        def came(_: torch.Tensor) -> None:
+            if self._receive is None:
+                name = self._names[id(bucket.parameters[place])]
+                raise ConfigurationError(f"backward reaches {name} outside `with sync.leaf(...)`")
+            self._receive(bucket, place)
+
+        return came
+
+
+_HEADER = ("step", "leaves that have a count", "their counts")
+
+
+def _twice(name: str, leaf: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"the gradient of {name} has come twice in leaf {leaf}: a leaf has one backward (of the "
+        "sum, if there are several losses), and checkpoints of activations use_reentrant=False"
+    )
+
+
+def _communicator(group: dist.ProcessGroup | Communicator | None) -> tuple[Communicator, bool]:
+    """The ranks, and whether they were joined here."""
+    if isinstance(group, Communicator):
+        return group, False
+    if group is None and not dist.is_initialized():
+        return init(), True
+    return communicator_of(group, "LeafSync"), False
+
+
+def _refuse_options(ddp: DistributedDataParallel) -> None:
+    reasons = {
+        "static_graph": (ddp.static_graph, "torch's no_sync fails with it"),
+        "mixed_precision": (
+            getattr(ddp, "mixed_precision", None) is not None,
+            "use autocast, or grad_dtype= with half weights",
+        ),
+        "delay_all_reduce_named_params": (
+            bool(getattr(ddp, "_delay_all_reduce_params", [])),
+            "LeafSync has buckets of its own",
+        ),
+    }
+    for name, (given, why) in reasons.items():
+        if given:
+            raise ConfigurationError(
+                f"LeafSync does not work with DistributedDataParallel({name}=...): {why}"
+            )
+
+
+def _refuse_parameters(
+    trained: list[tuple[str, torch.nn.Parameter]], grad_dtype: torch.dtype | None
+) -> None:
+    if not trained:
+        raise ConfigurationError("LeafSync: the model has no parameter that requires a gradient")
+    for name, parameter in trained:
+        if parameter.device.type != "cpu":
+            raise ConfigurationError(
+                f"LeafSync: {name} is on {parameter.device}; it works on the CPU alone so far"
+            )
+        wanted = grad_dtype or parameter.dtype
+        if wanted not in _DTYPES or parameter.dtype not in _DTYPES:
+            raise ConfigurationError(
+                f"LeafSync: {name} has dtype {parameter.dtype} and gradients of {wanted}, and "
+                f"leaves are added in fp32: {', '.join(map(str, _DTYPES))}"
+            )

@@ -1,0 +1,464 @@
+"""`LeafSync`: averages by the contract, whatever a leaf uses, whoever has it; what it refuses."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import pycollective as pc
+from pycollective import (
+    CollectiveMismatch,
+    ConfigurationError,
+    PeerFailure,
+    leaves_of,
+    reference,
+)
+from pycollective.torch import LeafSampler, LeafSync
+from tests.harness import Ranks
+from tests.inputs import order_sensitive, same_bits
+from tests.torch.groups import Gradient, standing_group, to_numpy, to_torch
+
+SHAPES = ((40, 25), (7,), (300, 3), (1,))
+
+
+class Weights(torch.nn.Module):
+    """Their gradients are what it is given, bit for bit; None leaves one out."""
+
+    def __init__(self, dtypes):
+        super().__init__()
+        self.each = torch.nn.ParameterList(
+            torch.zeros(shape, dtype=dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)
+        )
+        self.register_buffer("seen", torch.zeros(1))  # which DDP would send in its first forward
+        self.each[0].data = self.each[0].data.t().contiguous().t()  # lies by columns
+
+    def forward(self, gradients):
+        terms = [
+            Gradient.apply(weight, gradient)
+            for weight, gradient in zip(self.each, gradients, strict=True)
+            if gradient is not None
+        ]
+        return torch.stack([each.float() for each in terms]).sum()
+
+
+# --- Bits.
+
+
+def gradients_of(dtypes, leaves):
+    """For each leaf one for each weight, or None: weight 1 in odd leaves, weight 3 everywhere."""
+    found = [
+        order_sensitive(str(dtype).removeprefix("torch."), leaves, int(np.prod(shape)))
+        for dtype, shape in zip(dtypes, SHAPES, strict=True)
+    ]
+    return [
+        [
+            None if place == 3 or (place == 1 and leaf % 2) else each[leaf].reshape(shape)
+            for place, (each, shape) in enumerate(zip(found, SHAPES, strict=True))
+        ]
+        for leaf in range(leaves)
+    ]
+
+
+def averages(comm, dtypes, leaves, options, counts=None, ddp=None):
+    """Of the same leaves in two steps, the second in another order."""
+    group = standing_group(comm)
+    model = Weights(dtypes)
+    run = model if ddp is None else DistributedDataParallel(model, process_group=group, **ddp)
+    sync = LeafSync(run, leaves, group=group, **options)
+    given = gradients_of(dtypes, leaves)
+    found = []
+    for order in (sync.local_leaves, reversed(sync.local_leaves)):
+        for leaf in order:
+            tensors = [None if each is None else to_torch(each) for each in given[leaf]]
+            with sync.leaf(leaf, counts and counts[leaf]):
+                run(tensors).backward()
+        sync.finish()
+        found.append([to_numpy(each.grad) for each in model.each])
+    sync.close()
+    return found
+
+
+def wanted(dtypes, leaves, out=None, divisor=None):
+    given = gradients_of(dtypes, leaves)
+    for place, dtype in enumerate(dtypes):
+        zero = np.zeros(SHAPES[place], to_numpy(torch.zeros(1, dtype=dtype)).dtype)
+        of_each = [zero if leaf[place] is None else leaf[place] for leaf in given]
+        yield reference.reduce(
+            of_each,
+            "avg",
+            divisor=divisor,
+            dtype=to_numpy(torch.zeros(1, dtype=out or dtype)).dtype,
+        )
+
+
+def check(pool, ranks, dtypes, leaves, options=None, counts=None, ddp=None):
+    options = options or {}
+    want = [*wanted(dtypes, leaves, options.get("grad_dtype"), counts and sum(counts))]
+    for steps in pool(ranks).call(averages, dtypes, leaves, options, counts, ddp):
+        for step in steps:
+            assert all(same_bits(*each) for each in zip(step, want, strict=True))
+
+
+FP32, BF16, MIXED = (
+    [torch.float32] * 4,
+    [torch.bfloat16] * 4,
+    [torch.bfloat16, torch.float32, torch.float16, torch.float32],
+)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gradients_are_the_references_average(pool, ranks):
+    check(pool, ranks, FP32, 7)
+    check(pool, ranks, MIXED, 6, {"bucket_cap_mb": 0.003})
+    check(pool, ranks, BF16, 5, {"grad_dtype": torch.float32})
+    check(pool, ranks, FP32, 4, counts=[3, 0, 11, 5])
+
+
+def test_ranks_without_leaves(pool):
+    check(pool, 3, MIXED, 2)
+    check(pool, 3, FP32, 1, counts=[3])
+
+
+DDP = {
+    "find_unused_parameters": {"find_unused_parameters": True},
+    "gradient_as_bucket_view": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001},
+}
+
+
+@pytest.mark.parametrize("name", DDP)
+def test_under_ddp(pool, name):
+    check(pool, 2, FP32, 3, ddp=DDP[name])
+    check(pool, 2, FP32, 1, ddp=DDP[name])
+
+
+# --- What the ranks must have alike.
+
+
+def told_apart(comm, case):
+    group = standing_group(comm)
+    mine = comm.rank == 1
+    model = torch.nn.Linear(3, 3 if case == "parameters" and mine else 2)
+    torch.set_num_threads(2 if case == "threads" and mine else 1)
+    try:
+        sync = LeafSync(model, 5 if case == "leaves" and mine else 4, group=group)
+        if case == "step" and mine:
+            sync.load_state_dict({**sync.state_dict(), "step": 3})
+        for leaf in sync.local_leaves:
+            with sync.leaf(leaf, 1 if case == "count" and mine else None):
+                model(torch.ones(1, 3)).sum().backward()
+    except CollectiveMismatch as error:
+        return str(error)
+    finally:
+        torch.set_num_threads(1)
+
+
+ALIKE = {
+    "parameters": "rank(s) 1 have other parameters than rank 0",
+    "threads": "rank(s) 1 have other threads",
+    "leaves": "rank(s) 1 have other leaves than rank 0: 5, not 4",
+    "step": "rank 0 is at step 0, and rank(s) 1 at [3]",
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_ranks_are_told_what_they_have_unlike(pool, case):
+    assert all(ALIKE[case] in each for each in pool(2).call(told_apart, case))
+
+
+def begun_apart(comm):
+    """Weights and a buffer, once LeafSync has them."""
+    standing_group(comm)
+    model = torch.nn.BatchNorm1d(2)
+    with torch.no_grad():
+        for each in (*model.parameters(), *model.buffers()):
+            each.fill_(comm.rank + 5)
+    LeafSync(model, 2).close()
+    return [each.detach().tolist() for each in (*model.parameters(), *model.buffers())]
+
+
+def test_all_begin_with_rank_0s_weights(pool):
+    assert pool(2).call(begun_apart) == [[[5, 5], [5, 5], [5, 5], [5, 5], 5]] * 2
+
+
+def under_static_graph(comm):
+    group = standing_group(comm)
+    ddp = DistributedDataParallel(torch.nn.Linear(1, 1), process_group=group, static_graph=True)
+    with pytest.raises(ConfigurationError, match="static_graph"):
+        LeafSync(ddp, 2)
+
+
+def test_what_ddp_cannot_do_is_refused(pool):
+    pool(2).call(under_static_graph)
+
+
+def killed_in_its_last_leaf(comm):
+    group = standing_group(comm)
+    model = torch.nn.Linear(3, 2)
+    sync = LeafSync(model, 4, group=group)
+    with sync.leaf(sync.local_leaves[0]):
+        model(torch.ones(1, 3)).sum().backward()
+    try:
+        with sync.leaf(sync.local_leaves[1]):
+            if comm.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            model(torch.ones(1, 3)).sum().backward()
+    except PeerFailure as error:
+        with pytest.raises(ConfigurationError, match="cannot go on: leaf 1 of step 0 raised Peer"):
+            sync.finish()
+        return str(error), model.weight.grad
+
+
+def test_a_rank_that_is_killed_is_named_and_no_average_is_there():
+    with Ranks(2, module="tests.torch.programs") as ranks:
+        survivor, killed = ranks.call(killed_in_its_last_leaf)
+    assert killed.exit_code == -signal.SIGKILL
+    assert survivor.error is None
+    said, gradient = survivor.result
+    assert "rank 1" in said
+    assert gradient is None
+
+
+# --- On one rank.
+
+
+@pytest.fixture
+def alone():
+    with pc.init(rank=0, size=1) as comm:
+        yield comm
+
+
+@pytest.fixture
+def made(alone):
+    """A model and its sync, of 4 leaves."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    sync = LeafSync(model, 4, group=alone)
+    yield model, sync
+    sync.close()
+
+
+def backward(model):
+    model(torch.ones(2, 3)).sum().backward()
+
+
+def twice(model, sync):
+    with sync.leaf(0):
+        backward(model)
+        backward(model)
+
+
+def again(model, sync):
+    for _ in range(2):
+        with sync.leaf(0):
+            backward(model)
+
+
+def none(model, sync):
+    with sync.leaf(1):
+        model(torch.ones(2, 3))
+
+
+def lacking(model, sync):
+    for leaf in (0, 2):
+        with sync.leaf(leaf):
+            backward(model)
+    sync.finish()
+
+
+def nested(model, sync):
+    with sync.leaf(0), sync.leaf(1):
+        backward(model)
+
+
+def late(model, sync):
+    with sync.leaf(0):
+        loss = model(torch.ones(2, 3)).sum()
+        backward(model)
+    loss.backward()
+
+
+def some_counted(model, sync):
+    with sync.leaf(0, count=3):
+        backward(model)
+    with sync.leaf(1):
+        backward(model)
+
+
+def no_count(model, sync, counts=(0, 0, 0, 0)):
+    for leaf, count in enumerate(counts):
+        with sync.leaf(leaf, count=count):
+            backward(model)
+
+
+REFUSED = {
+    "a leaf that is not there": (
+        lambda model, sync: again(model, FakeLeaf(sync, 4)),
+        "leaf 4 is not one of rank 0, which has 0 to 3 of 4",
+    ),
+    "a leaf twice": (again, "leaf 0 was given to step 0 already, which lacks leaves [1, 2, 3]"),
+    "two backwards": (twice, "has come twice in leaf 0"),
+    "no backward": (none, "leaf 1 has no backward"),
+    "a step that lacks leaves": (lacking, "step 0 lacks leaves [1, 3]"),
+    "a leaf inside a leaf": (nested, "leaf 1 begins inside another leaf"),
+    "a forward outside": (lambda model, _: backward(model), "a forward of training outside"),
+    "a backward outside": (late, "outside `with sync.leaf(...)`"),
+    "some leaves counted": (some_counted, "all leaves of a step have a count=, or none"),
+    "no count": (no_count, "the counts make 0"),
+    "an inexact count": (lambda m, s: no_count(m, s, (1, 1 << 24, 0, 0)), "make 16777217"),
+}
+
+
+class FakeLeaf:
+    """Asks for a leaf of that number, whatever is asked for."""
+
+    def __init__(self, sync, leaf):
+        self._sync, self._leaf = sync, leaf
+
+    def leaf(self, _):
+        return self._sync.leaf(self._leaf)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_says_why(made, case):
+    call, why = REFUSED[case]
+    with pytest.raises(ConfigurationError) as raised:
+        call(*made)
+    assert why in str(raised.value)
+
+
+def test_after_an_error_in_a_leaf_nothing_goes_on(made):
+    _, sync = made
+    with pytest.raises(KeyError), sync.leaf(0):
+        raise KeyError("data")
+    with pytest.raises(ConfigurationError, match="leaf 0 of step 0 raised KeyError"):
+        sync.leaf(1).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (torch.nn.Linear(1, 1, dtype=torch.float64), "weight has dtype torch.float64"),
+        (torch.nn.Linear(1, 1, device="meta"), "weight is on meta"),
+        (torch.nn.ReLU(), "no parameter"),
+    ],
+)
+def test_models_that_cannot_be_taken(alone, model, why):
+    with pytest.raises(ConfigurationError, match=why):
+        LeafSync(model, 2, group=alone)
+
+
+def test_sparse_gradients_are_refused(alone):
+    model = torch.nn.Embedding(5, 2, sparse=True)
+    sync = LeafSync(model, 1, group=alone)
+    with pytest.raises(ConfigurationError, match="gradient of weight is sparse"), sync.leaf(0):
+        model(torch.tensor([1])).sum().backward()
+
+
+def test_a_model_may_be_copied_evaluated_and_let_go(made):
+    import copy
+
+    model, sync = made
+    copy.deepcopy(model).eval()(torch.ones(1, 3))
+    model.eval()(torch.ones(1, 3))
+    with torch.no_grad():
+        model.train()(torch.ones(1, 3))
+    sync.close()
+    backward(model)
+    assert model[0].weight.grad is not None
+
+
+# --- Random numbers, samples, checkpoints of runs.
+
+
+def draws():
+    return torch.rand(1).item(), np.random.rand(), random.random()
+
+
+def test_what_is_drawn_follows_from_the_leaf_and_leaves_no_trace(made):
+    model, sync = made
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    expected = draws()
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    drawn = {}
+    for leaf in (2, 0, 3, 1):
+        with sync.leaf(leaf):
+            drawn[leaf] = draws()
+            backward(model)
+    assert draws() == expected
+    for leaf in range(4):
+        torch.manual_seed(leaf)  # what others draw does not matter
+        with sync.leaf(leaf):
+            drawn[leaf + 4] = draws()
+            backward(model)
+    assert len({*drawn.values()}) == 8  # another step draws anew
+    sync.load_state_dict({**sync.state_dict(), "step": 0})
+    with sync.leaf(3):
+        assert draws() == drawn[3]
+        backward(model)
+
+
+class Dealt:
+    """What a sampler reads of a LeafSync."""
+
+    def __init__(self, rank, size, step=0):
+        self.leaves, self.seed, self.step = 6, 1, step
+        self.local_leaves = leaves_of(rank, size, 6)
+
+
+def drawn(ranks, steps, first=0):
+    """The samples of each leaf and step."""
+    found = {}
+    for rank in range(ranks):
+        sync = Dealt(rank, ranks, first)
+        batches = iter(LeafSampler(sync, 50, 2))
+        for step in range(first, steps):
+            found |= {(step, leaf): next(batches) for leaf in sync.local_leaves}
+    return found
+
+
+def test_a_leaf_has_the_same_samples_on_any_number_of_ranks():
+    whole = drawn(1, 9)
+    assert all(drawn(ranks, 9) == whole for ranks in (2, 4, 8))
+    resumed = drawn(3, 9, first=5)
+    assert resumed == {key: whole[key] for key in resumed}
+    epochs = [[x for s in range(e, e + 4) for i in range(6) for x in whole[s, i]] for e in (0, 4)]
+    assert all(len({*epoch}) == 48 for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_samplers_refuse_too_few_samples():
+    with pytest.raises(ConfigurationError, match="takes 12 samples, and the dataset has 11"):
+        LeafSampler(Dealt(0, 1), 11, 2)
+
+
+def test_a_checkpoint_of_another_run_is_refused(made):
+    _, sync = made
+    with pytest.raises(ConfigurationError, match="has seed 9, and this LeafSync 0"):
+        sync.load_state_dict({**sync.state_dict(), "seed": 9})
+
+
+def test_a_leaf_is_compared_with_another_launchs(made, tmp_path, capsys):
+    model, sync = made
+    path = tmp_path / "leaf.json"
+
+    def compute(factor=1.0):
+        x = model[0](torch.ones(2, 3))
+        (model[2](model[1](x * factor)) + x.sum() * 0).sum().backward()
+
+    assert sync.compare_leaf(path, 2, compute) is None
+    assert sync.compare_leaf(path, 2, compute) is None
+    assert sync.compare_leaf(path, 2, lambda: compute(1.5)) == "2.weight"
+    said = capsys.readouterr().out.splitlines()
+    assert "wrote 4 gradients" in said[0]
+    threads = torch.get_num_threads()
+    assert f"all 4 gradients have the same bits (here {threads} thread(s)" in said[1]
+    assert "2.weight is the first of 3 of 4 gradients that differ" in said[2]
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    with pytest.raises(ConfigurationError, match="is of weights"):
+        sync.compare_leaf(path, 2, compute)
