@@ -149,7 +149,14 @@ class Deal:
 
     def nodes(self, rank: int) -> list[Node]:
         """Return the fewest nodes of the order that make up the leaves of `rank`; they ascend."""
-        return [node for lo, hi in self.held[rank] for node in cover(lo, hi, self.leaves)]
+        return list(self._nodes[rank])
+
+    @cached_property
+    def _nodes(self) -> tuple[tuple[Node, ...], ...]:
+        return tuple(
+            tuple(node for lo, hi in runs for node in cover(lo, hi, self.leaves))
+            for runs in self.held
+        )
 
     @cached_property
     def digest(self) -> int:

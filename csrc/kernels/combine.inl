@@ -64,10 +64,14 @@ inline Step<A> evaluate(const std::uint8_t* recipe, int length, const Load& load
 }
 
 // All steps, at i = 0, kStep, ...: `load(operand, i)`, then `put(i, value)`. Two operands are the
-// common case and need no recipe.
+// common case, and one is where a root is finished: they need no recipe.
 template <class Op, class A, class Load, class Put>
 inline void combine_steps_of(const Combination& what, std::size_t whole, const Load& load,
                              const Put& put) {
+  if (what.terms == 1) {
+    for (std::size_t i = 0; i < whole; i += kStep<A>) put(i, load(0, i));
+    return;
+  }
   if (what.terms == 2) {
     for (std::size_t i = 0; i < whole; i += kStep<A>) put(i, apply<Op>(load(0, i), load(1, i)));
     return;

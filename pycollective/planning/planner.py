@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pycollective import _core
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pycollective.deal import Deal
     from pycollective.schedule import Topology
     from pycollective.schedule.select import Table
+
+
+_MOST_KEPT = 512  # as plan_cache.cpp: who calls with ever new sizes must not collect them for ever
 
 
 class Planner:
@@ -40,7 +43,9 @@ class Planner:
         self._host_of = host_of
         self._table = table
         self._transport = transport
-        self._of_deals: dict[tuple[str, str, int, int], _core.Program] = {}
+        # Of deals: programs by operation, algorithm, root and digest, and what "auto" has chosen.
+        self._of_deals: dict[tuple[str, str, int, int], _core.Program | None] = {}
+        self._chosen: dict[tuple[str, int], str] = {}
 
     def __call__(self, operation: str, algorithm: str, root: int) -> _core.Program:
         """Make the plan of an algorithm for an operation.
@@ -74,17 +79,29 @@ class Planner:
             ConfigurationError: there is no such algorithm, or it cannot do the operation.
         """
         if algorithm == "auto":
-            algorithm = self.choose(operation, size, "float32") or "direct"
-        if algorithm == "direct" and self._topology.single and _one_block_each(deal):
-            return None
+            case = operation, size
+            if case not in self._chosen:
+                if len(self._chosen) >= _MOST_KEPT:
+                    self._chosen.clear()
+                self._chosen[case] = self.choose(operation, size, "float32") or "direct"
+            algorithm = self._chosen[case]
         key = operation, algorithm, root, deal.digest
         if key not in self._of_deals:
-            from pycollective.schedule import make_schedule
-            from pycollective.schedule.plan import make_plan
-
-            schedule = make_schedule(operation, algorithm, self._topology, root, deal)
-            self._of_deals[key] = _core.Program(make_plan(schedule, self._rank))
+            if len(self._of_deals) >= _MOST_KEPT:
+                self._of_deals.clear()
+            self._of_deals[key] = self._make_of_deal(operation, deal, root, algorithm)
         return self._of_deals[key]
+
+    def _make_of_deal(
+        self, operation: str, deal: Deal, root: int, algorithm: str
+    ) -> _core.Program | None:
+        if algorithm == "direct" and self._topology.single and _one_block_each(deal):
+            return None
+        from pycollective.schedule import make_schedule
+        from pycollective.schedule.plan import make_plan
+
+        schedule = make_schedule(operation, algorithm, self._topology, root, deal)
+        return _core.Program(make_plan(schedule, self._rank))
 
     def choose(self, operation: str, size: int, dtype: str) -> str:
         """The algorithm for ``algorithm="auto"``; empty for the native paths of one host.
@@ -119,7 +136,6 @@ class Planner:
         return Topology(self._host_of)
 
 
-@lru_cache(maxsize=64)
 def _one_block_each(deal: Deal) -> bool:
     """Whether the order over the ranks is the upper part of the order over the leaves."""
     block = deal.nodes(0)[0][1] if deal.held[0] else 0
