@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from pycollective.accumulator import Accumulator
+
+_NUMPY = (torch.float32, torch.float16)
 
 Named = tuple[str, torch.nn.Parameter]
 
@@ -32,17 +35,22 @@ class Bucket:
 
     def __init__(self, named: Sequence[Named], dtype: torch.dtype, leaves: int) -> None:
         self.parameters = [parameter for _, parameter in named]
+        self._strides = [_like(each).stride() for each in self.parameters]
+        # Elements are added as they lie: the shape is that of the memory.
+        shapes = [
+            tuple(each.shape) if _like(each).is_contiguous() else (each.numel(),)
+            for each in self.parameters
+        ]
+        self.accumulator = Accumulator(shapes, leaves=leaves)
         counts = [each.numel() for each in self.parameters]
-        self.accumulator = Accumulator([(count,) for count in counts], leaves=leaves)
         self.averages = torch.zeros(sum(counts), dtype=dtype)
-        self._strides = [_strides(each) for each in self.parameters]
         parts = zip(self.averages.split(counts), self.parameters, self._strides, strict=True)
         self._views = [part.as_strided(each.shape, strides) for part, each, strides in parts]
         self.begin()
 
     def begin(self) -> None:
         """Begin a leaf, which has no gradients yet."""
-        self.gradients: list[torch.Tensor | None] = [None] * len(self.parameters)
+        self.gradients: list[Any] = [None] * len(self.parameters)
         self.missing = len(self.parameters)
         self.added = False
         for parameter in self.parameters:
@@ -55,13 +63,16 @@ class Bucket:
         if gradient.stride() != strides:
             like = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype)
             gradient = like.copy_(gradient)
-        self.gradients[place] = gradient.as_strided((gradient.numel(),), (1,))
+        if not gradient.is_contiguous():
+            gradient = gradient.as_strided((gradient.numel(),), (1,))
+        # NumPy's are handed over faster than by DLPack.
+        self.gradients[place] = gradient.numpy() if gradient.dtype in _NUMPY else gradient
         self.missing -= 1
 
     def add(self, leaf: int) -> None:
         """Add what there is, and +0 for the rest."""
         self.accumulator.add(leaf, self.gradients)
-        self.gradients = [None] * len(self.gradients)  # their memory is free for the next ones
+        self.gradients = [None] * len(self.gradients)  # their memory is free, and warm
         self.added = True
 
     def hand_out(self) -> None:
@@ -94,6 +105,6 @@ def buckets_of(
     return [*full, *(Bucket(group, wanted, leaves) for wanted, group in open_ones.items())]
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The tensor's own where it has no holes, else those of one that has none."""
-    return torch.empty_like(tensor, device="meta").stride()
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """One without memory that lies as the tensor does, or, if that has holes, in C order."""
+    return torch.empty_like(tensor, device="meta")

@@ -65,7 +65,8 @@ class LeafSync:
         seed: of what `leaf` seeds, and of `LeafSampler`.
         grad_dtype: of the averages, such as ``torch.float32`` for weights in bfloat16; None for
             each parameter's own dtype.
-        bucket_cap_mb: MiB of averages in a bucket, at most, unless one parameter has more.
+        bucket_cap_mb: MiB of averages in a bucket, at most, unless one parameter has more; small,
+            so that gradients are still in a cache when they are added.
         group: a process group of the backend ``pycollective``, or a `Communicator`; None for DDP's,
             the default group, or, where there is none, the ranks that `pycollective.init` finds.
 
@@ -88,7 +89,7 @@ class LeafSync:
         *,
         seed: int = 0,
         grad_dtype: torch.dtype | None = None,
-        bucket_cap_mb: float = 25.0,
+        bucket_cap_mb: float = 6.0,
         group: dist.ProcessGroup | Communicator | None = None,
     ) -> None:
         ddp = model if isinstance(model, DistributedDataParallel) else None
