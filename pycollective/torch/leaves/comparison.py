@@ -52,7 +52,7 @@ def compare(path: Path, about: list[Any], gradients: dict[str, str]) -> str | No
                 f"compare_leaf: {path} is of {name} {other[name]}, and this is of {mine[name]}; "
                 "remove the file to begin anew"
             )
-    launches = f"here {here}; then {_circumstances(other)}"
+    launches = f"here {here}; in the file {_circumstances(other)}"
     theirs = other["gradients"]
     names = [*gradients, *(name for name in theirs if name not in gradients)]
     differing = [name for name in names if theirs.get(name) != gradients.get(name)]
