@@ -123,8 +123,7 @@ def test_a_run_in_sequence_needs_as_many_rows_as_its_logarithm():
         for size in range(1, 9):
             for rank in range(size):
                 run = leaves_of(rank, size, leaves)
-                most = 2 * (len(run).bit_length() + 1)
-                assert rows_needed(leaves, run) <= most
+                assert rows_needed(leaves, run) <= 2 * len(run).bit_length()
     assert rows_needed(64, range(0, 64, 2)) == 32  # nothing merges: a row a leaf
 
 
