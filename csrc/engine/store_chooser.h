@@ -19,6 +19,7 @@
 #include <chrono>
 #include <cstddef>
 
+#include "kernels/prefetching.h"
 #include "kernels/streaming.h"
 
 namespace pycollective {
@@ -30,9 +31,9 @@ class StoreChooser {
  public:
   static constexpr int kPieces = 128;
 
-  // Copies a piece into a slot, fetches what lies ahead, and learns what that cost. A flag may
-  // follow at once.
-  void write(std::byte* slot, const std::byte* from, std::size_t bytes, Ahead ahead = {}) {
+  // Copies a piece into a slot, prefetches what is read next, and learns what that cost. A flag
+  // may follow at once.
+  void write(std::byte* slot, const std::byte* from, std::size_t bytes, NextRead next_read = {}) {
     constexpr std::size_t kLeastMeasured = std::size_t{4} << 10;
     if (bytes < kLeastMeasured) {
       if (bytes != 0) std::memcpy(slot, from, bytes);
@@ -40,9 +41,9 @@ class StoreChooser {
     }
     const auto begin = std::chrono::steady_clock::now();
     if (next() == Stores::kPlain) {
-      copy_fetching(std::memcpy, slot, from, bytes, ahead);
+      copy_prefetching(std::memcpy, slot, from, bytes, next_read);
     } else {
-      copy_fetching(copy_streaming, slot, from, bytes, ahead);
+      copy_prefetching(copy_streaming, slot, from, bytes, next_read);
       finish_stores();
     }
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;

@@ -99,10 +99,10 @@ struct ResultTarget {
 };
 
 // A step of narrow floats takes so many instructions that a core has too few loads under way by
-// itself, where lines come from another core's cache. So each step fetches a line ahead.
+// itself, where lines come from another core's cache. So each step prefetches a line of each leaf.
 template <class Codec>
-[[gnu::always_inline]] inline void fetch_ahead(const typename Codec::Stored* const* leaves, int n,
-                                               std::size_t i, std::size_t count) {
+[[gnu::always_inline]] inline void prefetch(const typename Codec::Stored* const* leaves, int n,
+                                            std::size_t i, std::size_t count) {
   using T = typename Codec::Stored;
   if (std::is_same_v<T, typename Codec::Accumulator>) return;
   constexpr std::size_t kAhead = 1024 / sizeof(T);
@@ -118,7 +118,7 @@ void combine(const typename From::Stored* const* leaves, std::size_t begin, Targ
   const typename From::Stored* own[N];
   for (int leaf = 0; leaf < N; ++leaf) own[leaf] = leaves[leaf] + begin;
   for (std::size_t i = 0; i < count; i += kStep<typename From::Accumulator>) {
-    fetch_ahead<From>(own, N, i, count);
+    prefetch<From>(own, N, i, count);
     target.put(i, tree<From, Op, 0, N>(own, i));
   }
 }
@@ -244,7 +244,7 @@ void reduce_folded(const void* const* inputs, int n, void* out, void* copy, std:
   auto* const copy_to = static_cast<T*>(copy);
   std::size_t i = 0;
   for (; i + kElements <= count; i += kElements) {
-    fetch_ahead<Codec>(leaves, n, i, count);
+    prefetch<Codec>(leaves, n, i, count);
     auto value = Codec::load(leaves[0] + i);
     for (int leaf = 1; leaf < n; ++leaf) value = apply<Op>(value, Codec::load(leaves[leaf] + i));
     Codec::store(to + i, value);

@@ -1,7 +1,6 @@
 // Streaming (non-temporal) stores: past the caches, with no need to own the lines first.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -55,27 +54,6 @@ inline void finish_stores() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
-}
-
-// What a rank will read from its own memory.
-struct Ahead {
-  const std::byte* data = nullptr;
-  std::size_t bytes = 0;
-};
-
-// Calls copy(to, from, bytes): in small blocks where something lies ahead, which it fetches
-// meanwhile into the second cache.
-template <class Copy>
-void copy_fetching(Copy copy, std::byte* to, const std::byte* from, std::size_t bytes,
-                   Ahead ahead) {
-  constexpr std::size_t kLineBytes = 64;
-  const std::size_t block = ahead.bytes != 0 ? 16 * kLineBytes : bytes;
-  for (std::size_t at = 0; at < bytes; at += block) {
-    const std::size_t end = std::min(at + block, bytes);
-    for (std::size_t line = at; line < std::min(end, ahead.bytes); line += kLineBytes)
-      __builtin_prefetch(ahead.data + line, 0, 2);
-    copy(to + at, from + at, end - at);
-  }
 }
 
 }  // namespace pycollective

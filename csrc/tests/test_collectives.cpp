@@ -281,7 +281,7 @@ void a_call_wakes_the_progress_thread() {
   }
 }
 
-// Copies fetch what lies ahead.
+// Copies prefetch the next input.
 void larger_than_caches() {
   const ThreadGroup group(2);
   group.run([&](int r) {

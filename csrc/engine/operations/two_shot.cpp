@@ -8,16 +8,16 @@
 namespace pycollective {
 namespace {
 
-// With smaller parts, flags cost more. Larger ones leave the first caches before they are read;
-// four slots of several of them leave the second one.
+// With smaller parts, flags cost more. Larger ones leave the first-level caches before they are
+// read; where a slot has a part for each of several peers, four slots leave the second-level one.
 constexpr std::size_t kLargestPart = std::size_t{32} << 10;
 constexpr std::size_t kLargestOnlyPart = std::size_t{64} << 10;  // where a slot has one
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // A message is cut into at least this many chunks, so that copying and combining overlap. (With
 // four, one of 128 KiB on two ranks takes a quarter longer.)
 constexpr std::size_t kFewestChunks = 2;
-// Larger inputs come from memory. While a core waits for lines of a peer's cache, it fetches its
-// own next ones. (Of 64 MiB on two ranks that saves a fifth of the time.)
+// Larger inputs come from memory. While a core waits for lines of a peer's cache, it prefetches
+// its own next ones. (Of 64 MiB on two ranks that saves a fifth of the time.)
 constexpr std::size_t kInputInCache = std::size_t{2} << 20;
 // Of a result that several peers await: stays in the first cache until all have it.
 constexpr std::size_t kBlock = 4096;
@@ -43,7 +43,7 @@ TwoShot::TwoShot(Group& group, const Task& task, std::uint64_t sequence)
       std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, largest);
   part_ = std::max(std::min(fits, wanted) / kLine * kLine, kLine) / element_;
   chunks_ = (shards_.longest() + part_ - 1) / part_;
-  fetches_ahead_ = group.may_spin() && shards_.longest() * element_ * n > kInputInCache;
+  prefetches_ = group.may_spin() && shards_.longest() * element_ * n > kInputInCache;
   if (reduces(request.kind))
     reduce_ = find_kernels(request.dtype, request.reduce_op, active_simd_level()).reduce;
 }
@@ -122,7 +122,7 @@ void TwoShot::copy_in(std::size_t chunk) {
       const Member owner = group_.after_me(step);
       const Range part = part_of(owner, chunk);
       group_.stores().write(leaf_slot(me, chunk, owner), input + part.begin * element_,
-                            part.length * element_, input_ahead(owner, chunk + 1));
+                            part.length * element_, next_input(owner, chunk + 1));
     }
   }
   // Also if nothing was copied: it tells that this rank has fetched up to chunk - 3.
@@ -228,8 +228,8 @@ void TwoShot::share_part(std::size_t chunk) {
     copy_out(output + part.begin * element_, input, bytes, shards_.longest() * element_);
 }
 
-Ahead TwoShot::input_ahead(Member owner, std::size_t chunk) const {
-  if (!fetches_ahead_) return {};
+NextRead TwoShot::next_input(Member owner, std::size_t chunk) const {
+  if (!prefetches_) return {};
   const Range part = part_of(owner, chunk);
   return {static_cast<const std::byte*>(request_.input) + part.begin * element_,
           part.length * element_};
@@ -247,8 +247,8 @@ bool TwoShot::fetch(std::size_t chunk) {
     std::byte* const to = output + part.begin * element_;
     const std::size_t bytes = part.length * element_;
     if (answers(request_.kind))
-      copy_fetching(std::memcpy, to, leaf_slot(group_.me(), chunk, each), bytes,
-                    input_ahead(group_.me(), chunk + 2));
+      copy_prefetching(std::memcpy, to, leaf_slot(group_.me(), chunk, each), bytes,
+                       next_input(group_.me(), chunk + 2));
     else
       copy_out(to, shared_slot(each, chunk), bytes, shards_.longest() * element_);
   }

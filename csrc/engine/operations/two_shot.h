@@ -32,6 +32,7 @@
 #include "engine/operations/operation.h"
 #include "engine/operations/shards.h"
 #include "kernels/kernels.h"
+#include "kernels/prefetching.h"
 
 namespace pycollective {
 
@@ -50,8 +51,8 @@ class TwoShot final : public Operation {
 
   void begin();
   bool fetch(std::size_t chunk);
-  // A part of the input to fetch while something else is copied.
-  Ahead input_ahead(Member owner, std::size_t chunk) const;
+  // A part of the input, to prefetch while something else is copied.
+  NextRead next_input(Member owner, std::size_t chunk) const;
   void copy_in(std::size_t chunk);
   bool combine(std::size_t chunk);
   void reduce_part(std::size_t chunk);
@@ -62,7 +63,6 @@ class TwoShot final : public Operation {
 
   // The direct paths run on one host, where rank r is member r.
   Member root() const { return Member(request_.root); }
-  // The member `steps` after this one around the ring.
   Range part_of(Member owner, std::size_t chunk) const {
     return shards_.part(owner.index(), chunk, part_);
   }
@@ -80,7 +80,7 @@ class TwoShot final : public Operation {
   std::size_t element_;   // bytes
   std::size_t part_ = 0;  // elements of a shard in a chunk
   std::size_t chunks_ = 0;
-  bool fetches_ahead_ = false;
+  bool prefetches_ = false;
   std::uint64_t base_ = 0;  // chunks of earlier operations, on every rank
   std::size_t round_ = 0;   // i above
   Stage stage_ = Stage::kArrival;
