@@ -20,11 +20,10 @@ constexpr std::uint64_t kInSmallBuffer = 3;  // the rank has copied it there, as
 
 constexpr bool in_shared_array(std::uint64_t word) { return (word & kInSharedArray) != 0; }
 
-// As a place in an array, if it is one; else `otherwise`.
-inline std::uint64_t place_of(const Group& group, const void* input, std::size_t bytes,
-                              std::uint64_t otherwise) {
+// The place of an input that lies in an array; else kUnreadable.
+inline std::uint64_t place_in_array(const Group& group, const void* input, std::size_t bytes) {
   const auto offset = group.node().own()->segment().array_offset(input, bytes);
-  return offset ? kInSharedArray | *offset : otherwise;
+  return offset ? kInSharedArray | *offset : kUnreadable;
 }
 
 // A part of a peer's input that lies in an array, where this process maps it.

@@ -24,8 +24,8 @@ SharedReduce::SharedReduce(Group& group, const Task& task, std::uint64_t sequenc
       chunks_((shards_.longest() + part_ - 1) / part_),
       base_(group.own().progress.combined.load(std::memory_order_relaxed)) {}
 
-std::uint64_t SharedReduce::input_word() const {
-  return place_of(group_, request_.input, input_bytes(), kUnreadable);
+void SharedReduce::start() {
+  arrival_.arrive(place_in_array(group_, request_.input, input_bytes()));
 }
 
 bool SharedReduce::begin() {
@@ -45,16 +45,17 @@ State SharedReduce::advance() {
         two_shot_.emplace(group_, task_, sequence_);  // which finds that all have arrived
         return two_shot_->advance();
       }
-      stage_ = Stage::kWork;
+      stage_ = Stage::kReduce;
       [[fallthrough]];
-    case Stage::kWork:
+    case Stage::kReduce:
       if (reduced_ < chunks_) reduce_chunk();
       if (reduced_ < chunks_) return State::kProgressed;
-      group_.publish(group_.own().progress.combined, base_ + chunks_);
+      group_.publish(group_.own().progress.combined, base_ + 1);
       stage_ = Stage::kWait;
       [[fallthrough]];
     case Stage::kWait:
-      if (!all_have_read()) return State::kBlocked;
+      for (const Member each : group_.members())
+        if (!has_read(each)) return State::kBlocked;
   }
   // A rank that has failed has told this one before it lets its caller change what was read here.
   Watch::throw_if_failed(*this);
@@ -72,12 +73,6 @@ void SharedReduce::reduce_chunk() {
   reduce_(leaves, group_.size(),
           static_cast<std::byte*>(request_.output) + (part.begin - shards_.begin(me)) * element_,
           nullptr, part.length);
-}
-
-bool SharedReduce::all_have_read() const {
-  for (const Member each : group_.members())
-    if (!has_read(each)) return false;
-  return true;
 }
 
 bool SharedReduce::finished_by(Member member) const {

@@ -1,9 +1,10 @@
 // Large reduce-scatters of shared arrays (Communicator::allocate): nothing goes through slots.
 //
 //   start     say where the own input lies; arrive
-//   advance   once all have arrived and agree, chunk by chunk: reduce the own shard of all ranks'
-//             inputs, where they lie, into the output
-//   and in the end publish that this rank has read all, wait until all have, look for failures
+//   advance   once all have arrived and agree:
+//     reduce    the own shard of all ranks' inputs, where they lie, into the output, in chunks
+//     publish   that this rank has read all
+//     wait      until all have; look for failures
 //
 // Nobody reads what a rank writes, so what others read stays until all have read all.
 //
@@ -32,26 +33,23 @@ class SharedReduce final : public Operation {
 
   SharedReduce(Group& group, const Task& task, std::uint64_t sequence);
 
-  void start() override { arrival_.arrive(input_word()); }
+  void start() override;
   State advance() override;
   bool finished_by(Member member) const override;
   void compare_calls() const override { arrival_.compare_arrived(); }
   bool called_by(Member member) const override { return arrival_.arrived(member); }
 
  private:
-  enum class Stage { kArrival, kWork, kWait };
+  enum class Stage { kArrival, kReduce, kWait };
 
-  std::uint64_t input_word() const;
-  bool begin();  // false: not so
+  bool begin();  // false: some input lies elsewhere
   std::size_t input_bytes() const {
     return element_ * elements_of(traits_of(request_.kind).input, request_, group_.me().index(),
                                   group_.size());
   }
   void reduce_chunk();
-  bool all_have_read() const;
   bool has_read(Member member) const {
-    return group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >=
-           base_ + chunks_;
+    return group_.mailbox(member).progress.combined.load(std::memory_order_acquire) > base_;
   }
 
   ArrivalBarrier arrival_;

@@ -50,9 +50,8 @@ std::uint64_t SingleCopy::input_place() {
   if (bytes == 0) return kNoInput;
   // In place, what a peer needs would be overwritten by what it gives.
   const bool overwritten = request_.kind == OpKind::kAllToAll && request_.input == request_.output;
-  const std::uint64_t place =
-      overwritten ? kUnreadable : place_of(group_, request_.input, bytes, kUnreadable);
-  if (in_shared_array(place)) return place;
+  const std::uint64_t place = place_in_array(group_, request_.input, bytes);
+  if (in_shared_array(place) && !overwritten) return place;
   const bool is_small = shards_.longest() * element_ <= kMostInSmallBuffer ||
                         group_.reading() == Group::Reading::kForbidden;
   if (is_small && OneShot::fits(group_, request_)) {

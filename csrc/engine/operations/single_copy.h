@@ -4,22 +4,20 @@
 //             in the small buffer, where this rank has copied it (OneShot); arrive
 //   advance   once all have arrived and agree:
 //     copy      what this rank needs of each peer's input into its output, in pieces: by loads
-//               where this rank maps it (Communicator::allocate, small buffers), else by a system
-//               call
-//     publish   that this rank has read, or could not
-//     wait      until all have read, unless all inputs were in small buffers; then look for
-//               failures
+//               where this rank maps it (shared arrays, small buffers), else by a system call
+//     publish   that this rank has read, or could not; the end, if all inputs were in small buffers
+//     wait      until all have read; look for failures
 //
-// An all-gather of m bytes costs each rank m read and m written, by one system call a piece.
+// An all-gather of m bytes costs each rank m read and m written.
 //
 // A peer may change its input as soon as its call has ended. It ends well only after all have
 // published. If it fails, it tells all members first: so a rank that has read and then sees no
 // failure has read what the peer gave.
 //
-// All go on as TwoShot if some rank may not read a peer's memory (ptrace scope, seccomp), or an
-// all-to-all is in place: all see that in the arrival lines. So they do if a rank could not read
-// what lies at a peer's address: all see that before they end. What all ranks map is read where
-// ptrace is forbidden, too.
+// If an input lies in a process's own memory, all go on as TwoShot where some rank may not read a
+// peer's memory (ptrace scope, seccomp), an all-to-all is in place, or a large message has a root:
+// all see that in the arrival lines. So they do if a rank could not read what lies at a peer's
+// address: all see that before they end.
 #pragma once
 
 #include <optional>
