@@ -541,6 +541,7 @@ void Communicator::stop_driving(Queue& queue, Leftover leftover, bool ended) {
 }
 
 void Communicator::end_call(Queue& queue, const Request& request) {
+  // The end of a message may let others go on, and a GPU may have to be watched.
   if (is_pair(request.kind) || device_) return stop_driving(queue, Leftover::kHandToProgress, true);
   // No atomic read-modify-write: it would wait for the lines that the operation has just read of
   // its peers, which otherwise come while the caller goes on. If an item comes right now and is not

@@ -48,16 +48,11 @@ Operation& Pending::start() {
 }
 
 // Also where there is no memory for the message: waiters must hear that it has ended.
-void Pending::keep(const Failure& failure) {
-  failure_.emplace();
-  failure_->kind = failure.kind;
-  failure_->rank = failure.rank;
-  failure_->op = failure.op;
-  failure_->sequence = failure.sequence;
+void Pending::set_failure(const Failure& failure) {
   try {
-    failure_->message = failure.message;
-  } catch (const std::bad_alloc&) {
-    failure_->message = "no memory left";  // short enough to need none
+    failure_ = failure;
+  } catch (const std::bad_alloc&) {  // the text is short enough to need none
+    failure_ = {failure.kind, failure.rank, failure.op, failure.sequence, "no memory left"};
   }
 }
 
@@ -71,7 +66,7 @@ void Pending::finish(const Failure* failure) {
   task_.device.reset();
   {
     const std::lock_guard lock(mutex_);
-    if (failure != nullptr) keep(*failure);
+    if (failure != nullptr) set_failure(*failure);
     owner = std::move(owner_);
     if (task_.launch_turn) {
       task_.launch_turn->pass();

@@ -101,7 +101,7 @@ class Pending final : public Work {
   void finish(const Failure* failure);
 
  private:
-  void keep(const Failure& failure);
+  void set_failure(const Failure& failure);
   // For a done operation: true, or throws its failure, which may have come after the launch.
   bool result() const;
 

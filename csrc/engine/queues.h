@@ -1,5 +1,5 @@
 // The queues of a communicator: one for collectives, and one for each direction, peer and tag of
-// messages. Not thread-safe: requires the communicator's mutex_ held.
+// messages. Not thread-safe but for a queue's atomics: requires the communicator's mutex_ held.
 #pragma once
 
 #include <atomic>
