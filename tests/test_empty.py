@@ -20,7 +20,6 @@ from tests.inputs import order_sensitive, same_bits
 
 MIB = 1 << 20
 COUNT = 300_007
-LARGE = 2_200_003  # elements of an all-reduce that goes without slots
 CALLS = (
     "all_reduce",
     "reduce_scatter",
@@ -66,7 +65,7 @@ def sizes(name, size):
     """Elements of the input and of the output, or None where the input is the output."""
     whole, shard = COUNT * size, COUNT
     return {
-        "all_reduce": (LARGE, None),
+        "all_reduce": (whole, None),
         "broadcast": (COUNT, None),
         "reduce_scatter": (whole, shard),
         "scatter": (whole, shard),
@@ -109,18 +108,18 @@ def test_calls_have_the_bits_that_they_have_on_other_arrays(pool, places):
 
 def reduce_into(comm):
     """Sums by the contract: in place, of views, of two arrays one after the other."""
-    leaves = [np.resize(x, LARGE) for x in order_sensitive("float32", comm.size, 10_007, 5)]
+    leaves = [np.resize(x, COUNT) for x in order_sensitive("float32", comm.size, 10_007, 5)]
     right = reduce(leaves, "sum")
-    one, other = comm.empty(2 * LARGE), comm.empty((3, LARGE))
-    one[LARGE:] = leaves[comm.rank]
+    one, other = comm.empty(2 * COUNT), comm.empty((3, COUNT))
+    one[COUNT:] = leaves[comm.rank]
     other[2] = leaves[comm.rank]
-    comm.all_reduce(one[LARGE:])
+    comm.all_reduce(one[COUNT:])
     del one
     comm.all_reduce(other[2])
-    strided = comm.empty(2 * LARGE)[::2]  # copied first, to memory that is not shared
+    strided = comm.empty(2 * COUNT)[::2]  # copied first, to memory that is not shared
     strided[:] = leaves[comm.rank]
     comm.all_reduce(strided)
-    asynchronous = comm.empty(LARGE)
+    asynchronous = comm.empty(COUNT)
     asynchronous[:] = leaves[comm.rank]
     work = comm.all_reduce(asynchronous, async_op=True)
     view = weakref.ref(asynchronous)
