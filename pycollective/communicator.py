@@ -196,10 +196,10 @@ class Communicator(_core.Communicator):
         """Make an array in memory that the other ranks of this host read in place.
 
         Where the arrays of all ranks that give data lie in such memory, `all_gather`, `broadcast`,
-        `gather`, `scatter` and `all_to_all` copy each element once, and `reduce_scatter`, and
-        `all_reduce` in place from 8 MiB on, read the inputs where they lie, without a copy. The
-        bits are the same. Other arrays, and parts of such an array, may be given in the same calls.
-        Local: ranks need not call it alike. Any thread may call it.
+        `gather`, `scatter` and `all_to_all` copy each element once, and `reduce_scatter` reads the
+        inputs where they lie, without a copy. The bits are the same. Other arrays, and parts of
+        such an array, may be given in the same calls. Local: ranks need not call it alike. Any
+        thread may call it.
 
         The array is the caller's like any other: its memory goes back to the system with the last
         reference to it, and may outlive the communicator. (To communicators of a later
