@@ -226,13 +226,19 @@ void a_sender_that_cannot_be_read_is_named() {
   end(idler);
 }
 
-// One rank cannot read another one's memory: all go on through slots, also those that could.
+// One rank cannot read another one's memory: all go on through slots, also those that could, which
+// copy no more for nothing.
 void a_read_that_is_refused(OpKind kind, int ranks) {
   const pid_t idler = start_idler(nullptr);
   Call call(kind, ranks);
   for (int r = 0; r < ranks; ++r) call.group(r).set_reading(Group::Reading::kAllowed);
   const int from = kind == OpKind::kGather ? 0 : 1;
   Inside::set_process(call.group(1 - from), Member(from), idler, 0);
+  drive(call, 1 - from);
+  if (kind == OpKind::kAllGather) {  // of which another rank copies two pieces and more
+    call.step(from);
+    CHECK(call.group(from).own().progress.combined == 1);
+  }
   for (int i = 0; i < 1000; ++i) call.step(i % ranks);
   for (int r = 0; r < ranks; ++r) CHECK(call[r].done && call.is_right(r));
   end(idler);
@@ -361,6 +367,26 @@ void inputs_of_every_place() {
   });
 }
 
+// Where the last rank calls, nothing is left to a thread of the library.
+void a_small_message_ends_with_the_last_call() {
+  const ThreadGroup group(2);
+  std::vector<float> x(1500, 1.0F);
+  std::vector<float> y(3000);
+  std::vector<float> z(3000);
+  for (const OpKind kind : {OpKind::kAllGather, OpKind::kBroadcast, OpKind::kAllToAll}) {
+    Request request;
+    request.kind = kind;
+    request.dtype = Dtype::kFloat32;
+    request.count = kind == OpKind::kAllToAll ? 750 : 1500;
+    request.input = x.data();
+    request.output = y.data();
+    const auto first = group[1]->submit(request, nullptr);
+    request.output = kind == OpKind::kBroadcast ? x.data() : z.data();
+    CHECK(group[0]->submit(request, nullptr)->done());
+    await([&] { return first->done(); });
+  }
+}
+
 // Past the caches: read from shared arrays, and through slots.
 void results_that_no_cache_holds() {
   const ThreadGroup group(2);
@@ -414,6 +440,7 @@ int main() {
   a_token_that_ends_outside_memory();
   a_rank_that_lies_about_its_input();
   inputs_of_every_place();
+  a_small_message_ends_with_the_last_call();
   results_that_no_cache_holds();
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kSend}) {
     one_that_was_killed_is_lost(kind);

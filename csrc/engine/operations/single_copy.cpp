@@ -14,9 +14,6 @@ namespace {
 // Below this many bytes for a rank all ranks copy into small buffers, also from shared arrays: that
 // needs no wait at the end.
 constexpr std::size_t kLeastBytes = std::size_t{2} << 10;
-// So do ranks whose inputs are no shared arrays, up to this much: with more, a system call costs
-// less than a second copy.
-constexpr std::size_t kMostInSmallBuffer = std::size_t{8} << 10;
 // Of larger messages from or to a root it is sooner if the giver's core does half of the work, and
 // copies into slots.
 constexpr std::size_t kMostWithRoot = std::size_t{512} << 10;
@@ -102,11 +99,10 @@ State SingleCopy::advance() {
       stage_ = Stage::kCopy;
       [[fallthrough]];
     case Stage::kCopy:
-      if (copy_piece()) {
-        if (step_ < group_.size()) return State::kProgressed;
-      } else {
+      if (!copy_piece())
         group_.own().progress.copied_in.store(base_ + 1, std::memory_order_relaxed);
-      }
+      else if (step_ < group_.size() && !was_refused())
+        return State::kProgressed;
       if (!must_wait_) {  // so nobody sleeps until this
         group_.own().progress.combined.store(base_ + 1, std::memory_order_release);
         return State::kDone;
@@ -118,11 +114,17 @@ State SingleCopy::advance() {
       for (const Member each : group_.members())
         if (!has_read(each)) return State::kBlocked;
   }
-  for (const Member each : group_.members())
-    if (was_refused(each)) return go_on_as_two_shot();
+  if (was_refused()) return go_on_as_two_shot();
   // After publish(), and so after all that was read.
   Watch::throw_if_failed(*this);
   return State::kDone;
+}
+
+bool SingleCopy::was_refused() const {
+  for (const Member each : group_.members())
+    if (group_.mailbox(each).progress.copied_in.load(std::memory_order_relaxed) > base_)
+      return true;
+  return false;
 }
 
 bool SingleCopy::moves(Member from, Member to) const {

@@ -17,7 +17,7 @@
 // If an input lies in a process's own memory, all go on as TwoShot where some rank may not read a
 // peer's memory (ptrace scope, seccomp), an all-to-all is in place, or a large message has a root:
 // all see that in the arrival lines. So they do if a rank could not read what lies at a peer's
-// address: all see that before they end.
+// address: whoever sees that copies no further, and all see it before they end.
 #pragma once
 
 #include <optional>
@@ -31,6 +31,10 @@ namespace pycollective {
 
 class SingleCopy final : public Operation {
  public:
+  // Inputs of up to so many bytes a rank are copied into small buffers if they are no shared
+  // arrays: of more, a system call costs less than a second copy.
+  static constexpr std::size_t kMostInSmallBuffer = std::size_t{8} << 10;
+
   // Whether this path serves the request. Depends only on what all ranks agree on.
   static bool fits(const Group& group, const Request& request);
 
@@ -38,6 +42,7 @@ class SingleCopy final : public Operation {
 
   void start() override;
   State advance() override;
+  bool is_short() const override { return shards_.longest() * element_ <= kMostInSmallBuffer; }
   bool finished_by(Member member) const override;
   void compare_calls() const override { arrival_.compare_arrived(); }
   bool called_by(Member member) const override { return arrival_.arrived(member); }
@@ -66,10 +71,8 @@ class SingleCopy final : public Operation {
   bool has_read(Member member) const {
     return group_.mailbox(member).progress.combined.load(std::memory_order_acquire) > base_;
   }
-  // Of a member that has read.
-  bool was_refused(Member member) const {
-    return group_.mailbox(member).progress.copied_in.load(std::memory_order_relaxed) > base_;
-  }
+  // Whether some rank could not read. Once all have read, all ranks find the same.
+  bool was_refused() const;
 
   ArrivalBarrier arrival_;
   Shards shards_;
