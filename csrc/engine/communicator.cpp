@@ -116,8 +116,7 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted,
     queue.has_successor.store(false, std::memory_order_relaxed);
     queue.call_order = task.recv_order;
   } else {
-    pending = std::make_shared<Pending>(shared_from_this(), task, sequence, timeout, nullptr);
-    queue.add(pending);
+    pending = add_pending(lock, queue, task, sequence, timeout, nullptr);
   }
   lock.unlock();
   if (pending) {
@@ -140,13 +139,7 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted,
     drive(operation, watch, nullptr, interrupted, &about_to_wait);
   } catch (const std::exception& error) {
     about_to_wait();
-    Failure failure;
-    try {
-      failure = tell_of(error, request.kind, sequence);
-    } catch (...) {
-      end();
-      throw;
-    }
+    const Failure failure = tell_of(error, request.kind, sequence);
     end();
     close_for_handler();
     throw CollectiveFailure(failure);
@@ -172,10 +165,8 @@ std::shared_ptr<Work> Communicator::issue(Task& task, std::function<void(const F
   Queue& queue = queues_.of(request);
   check_usable(lock, queue, request);
   const std::uint64_t sequence = enqueue_order(queue, task);
-  const auto pending =
-      std::make_shared<Pending>(shared_from_this(), task, sequence, timeout, std::move(on_done));
   const bool first = queue.items.empty() && !queue.driven;
-  queue.add(pending);
+  const auto pending = add_pending(lock, queue, task, sequence, timeout, std::move(on_done));
   if (first) {
     queue.driven = true;
     queue.driven_item = pending.get();
@@ -348,12 +339,31 @@ std::uint64_t Communicator::enqueue_order(Queue& queue, Task& task) {
   return number;
 }
 
+std::shared_ptr<Pending> Communicator::add_pending(std::unique_lock<std::mutex>& lock, Queue& queue,
+                                                   const Task& task, std::uint64_t sequence,
+                                                   double timeout,
+                                                   std::function<void(const Failure*)> on_done) {
+  try {
+    auto pending =
+        std::make_shared<Pending>(shared_from_this(), task, sequence, timeout, std::move(on_done));
+    queue.add(pending);
+    return pending;
+  } catch (const std::bad_alloc& error) {
+    lock.unlock();
+    tell_of(error, task.request->kind, sequence);  // the peers wait for the call of that number
+    throw;
+  }
+}
+
 // Carrying operations on.
 
 bool Communicator::is_quick(const Request& request) const {
   constexpr std::size_t kMostBytes = std::size_t{32} << 10;
   const std::size_t each = size_of(request.dtype) * static_cast<std::size_t>(size());
-  return request.count <= kMostBytes && request.count * each <= kMostBytes &&
+  // More is copied by system calls.
+  const bool loads = reduces(request.kind) ||
+                     request.count * size_of(request.dtype) <= SingleCopy::kMostInSmallBuffer;
+  return request.count <= kMostBytes && request.count * each <= kMostBytes && loads &&
          request.counts.empty() && !is_pair(request.kind) && !request.all_to_all_v &&
          !request.program && request.location.on_host() && !device_ &&
          group_->messenger() == nullptr && !plans_->chooses();
@@ -447,12 +457,7 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, Leftover leftover, 
       stop_driving(queue, leftover, false);
     return done;
   } catch (const std::exception& error) {
-    try {
-      failure = tell_of(error, item.request().kind, item.sequence());
-    } catch (...) {
-      stop_driving(queue, leftover, false);
-      throw;
-    }
+    failure = tell_of(error, item.request().kind, item.sequence());
   }
   finish_first(queue, leftover, &failure);
   return true;
@@ -545,7 +550,7 @@ void Communicator::end_call(Queue& queue, const Request& request) {
   if (is_pair(request.kind) || device_) return stop_driving(queue, Leftover::kHandToProgress, true);
   // No atomic read-modify-write: it would wait for the lines that the operation has just read of
   // its peers, which otherwise come while the caller goes on. If an item comes right now and is not
-  // seen here, the progress thread looks at the queue again (needs_driving).
+  // seen here, the progress thread looks at the queue again (needs_driving), within a millisecond.
   queue.driven.store(false, std::memory_order_release);
   if (queue.has_successor.load(std::memory_order_relaxed)) progress_->carry_on(shared_from_this());
 }
@@ -581,7 +586,10 @@ std::chrono::nanoseconds Communicator::longest_sleep() const {
 
 void Communicator::announce_sleep() {
   const std::lock_guard lock(mutex_);
-  if (!closed_) group_->announce_sleep();
+  if (closed_) return;
+  // Behind a synchronous call no flag of a peer lets this thread go on: end_call() wakes it.
+  const bool watched = device_ && device_->still_watched();
+  if (watched || queues_.first_waiting(0) != nullptr) group_->announce_sleep();
 }
 
 bool Communicator::busy() const {
@@ -645,7 +653,7 @@ Failure Communicator::tell_of(const std::exception& error, OpKind kind, std::uin
     const std::lock_guard lock(mutex_);
     if (!closed_)
       group_->fail(FailureKind::kAborted, "a rank ran out of memory as it told of a failure");
-    throw;
+    return {FailureKind::kAborted, rank(), kind, sequence, "no memory left"};  // short: needs none
   }
 }
 

@@ -95,7 +95,8 @@ class Communicator final : public Collectives,
   bool busy() const;
   // Whether there is pending work that no thread drives, or that came behind a synchronous call.
   bool needs_driving() const;
-  // For the progress thread. Does nothing once closed: the mailbox may serve another group by then.
+  // For the progress thread: a flag of a peer wakes it, if it can then do something. Does nothing
+  // once closed: the mailbox may serve another group by then.
   void announce_sleep();
   // Waits for what is under way, then leaves. Receives from any rank that have taken no message end
   // at once. If interrupted, it aborts the group, closes all the same, and throws kAborted. No
@@ -189,12 +190,17 @@ class Communicator final : public Collectives,
   // takes its place among the sends to its peer, a launch its turn on its stream, a receive its
   // place among all receives, if one of them is from any rank. Requires mutex_ held.
   std::uint64_t enqueue_order(Queue& queue, Task& task);
+  // Adds the call that has got that place. Requires mutex_ held (`lock`). If there is no memory for
+  // it, the communicator fails, and this throws.
+  std::shared_ptr<Pending> add_pending(std::unique_lock<std::mutex>& lock, Queue& queue,
+                                       const Task& task, std::uint64_t sequence, double timeout,
+                                       std::function<void(const Failure*)> on_done);
   // Tells the group, and ends all pending operations. One that another thread drives is ended by
   // that thread.
   void fail(const Failure& failure);
   // The same with what ended an operation, which it returns. If there is no memory for that, tells
-  // the members of this host all the same, and throws: then the operation's arrays are the caller's
-  // again, and no peer takes what it reads there for a result.
+  // the members of this host all the same: then the operation's arrays are the caller's again, and
+  // no peer takes what it reads there for a result.
   Failure tell_of(const std::exception& error, OpKind kind, std::uint64_t sequence);
 
   std::unique_ptr<Group> group_;

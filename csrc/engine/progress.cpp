@@ -20,6 +20,9 @@ namespace {
 
 // Shorter than a caller's own wait: this thread's core is missing for computation.
 constexpr std::chrono::microseconds kProgressYieldFor{100};
+// The first sleep after carry_on() is no longer: what it was called for may not be seen at once
+// (Communicator::end_call).
+constexpr std::chrono::milliseconds kFirstSleep{1};
 // With nothing pending there is nothing to look for; but no wait is unbounded.
 constexpr std::chrono::seconds kIdleWait{60};
 
@@ -29,6 +32,7 @@ struct Progress::State {
   std::shared_ptr<Node> node;
   std::mutex mutex;
   std::vector<std::shared_ptr<Communicator>> active;
+  bool called = false;  // carry_on()
   std::atomic<bool> started{false};
   std::atomic<bool> stop{false};
   std::atomic<bool> asleep{false};  // the thread, or it is about to
@@ -88,6 +92,7 @@ void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
     auto& active = state_->active;
     if (std::find(active.begin(), active.end(), communicator) == active.end())
       active.push_back(communicator);
+    state_->called = true;
     if (!state_->started) {
       state_->started = true;
       try {
@@ -106,6 +111,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
   std::vector<std::shared_ptr<Communicator>> done;
   Clock::time_point sleep_from{};
   Clock::time_point next_look{};
+  bool called = false;
   for (;;) {
     // Without the lock: this may destroy a communicator, and with the last one this object.
     active.clear();
@@ -113,6 +119,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
     {
       const std::lock_guard lock(state->mutex);
       if (state->stop) return;
+      called |= std::exchange(state->called, false);
       // Another thread may drive a communicator; it calls carry_on() when it stops.
       auto& all = state->active;
       const auto rest = std::stable_partition(
@@ -141,6 +148,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
       sleep_from = {};
     } else if (sleepy) {
       std::chrono::nanoseconds longest = kLookEvery;
+      if (std::exchange(called, false)) longest = kFirstSleep;
       for (const auto& each : active) longest = std::min(longest, each->longest_sleep());
       state->sleep(seen, longest);
     } else {

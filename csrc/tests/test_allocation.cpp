@@ -84,6 +84,37 @@ void fails_without_memory(bool waits) {
   if (work) CHECK(failure_of([&] { work->wait(0, {}); }).kind == FailureKind::kAborted);
 }
 
+// The same on the progress thread, which goes on.
+void fails_without_memory_on_the_progress_thread() {
+  const ThreadGroup group(2);
+  const Request barrier;
+  const auto first = group[0]->submit(barrier, [](const Failure*) { out_of_memory = true; });
+  const auto second = group[0]->submit(barrier, [](const Failure*) { out_of_memory = false; });
+  group[1]->run(barrier, {});
+  await([&] { return second->done(); });
+  CHECK(first->failure() == nullptr && second->failure()->kind == FailureKind::kAborted);
+  CHECK(second->failure()->sequence == 2);
+  for (int r = 0; r < 2; ++r)
+    CHECK(failure_of([&] { group[r]->run(barrier, {}); }).kind == FailureKind::kAborted);
+}
+
+// Its peers wait for the call of its number.
+void a_call_that_finds_no_memory_fails_the_group() {
+  const ThreadGroup group(2);
+  const Request barrier;
+  bool ended = false;
+  out_of_memory = true;
+  try {
+    group[0]->submit(barrier, nullptr);
+  } catch (const std::bad_alloc&) {
+    ended = true;
+  }
+  out_of_memory = false;
+  CHECK(ended);
+  for (int r = 0; r < 2; ++r)
+    CHECK(failure_of([&] { group[r]->run(barrier, {}); }).kind == FailureKind::kAborted);
+}
+
 // Whoever waits for an operation hears of its failure, though there is no memory to keep the text.
 void an_operation_ends_without_memory() {
   const ThreadGroup group(1);
@@ -104,6 +135,8 @@ int main() {
   an_operation_ends_without_memory();
   refused_calls_leave_nothing();
   for (const bool waits : {true, false}) fails_without_memory(waits);
+  fails_without_memory_on_the_progress_thread();
+  a_call_that_finds_no_memory_fails_the_group();
   const ThreadGroup group(3);
   std::atomic<long> during{-1};
   group.run([&](int r) {

@@ -319,18 +319,37 @@ void many_pending() {
 }
 
 // Behind a synchronous call that another thread has under way, and with nobody who waits for it.
+// Peers do not wake the progress thread for that: with each of their flags they would.
 void what_comes_behind_a_synchronous_call_goes_on() {
   const ThreadGroup group(2);
   std::vector<float> x(10, 1.0F);
   std::vector<float> y(10, 1.0F);
-  std::thread first([&] { group[0]->run(testing::all_reduce(x), {}); });
-  while (!group[0]->busy()) std::this_thread::yield();
+  std::atomic<bool> held{false};
+  std::atomic<bool> free{false};
+  std::thread first([&] {
+    group[0]->run(testing::all_reduce(x), [&] {
+      held = true;
+      testing::await([&] { return free.load(); });
+      return false;
+    });
+  });
+  testing::await([&] { return held.load(); });
   const auto behind = group[0]->submit(testing::all_reduce(y), nullptr);
   CHECK(group[0]->needs_driving());
+  std::atomic<Mask>& sleepers = group[0]->group().mailbox(Member(0)).sleepers;
+  sleepers = 0;
+  group[0]->announce_sleep();
+  CHECK(sleepers == 0);
+  std::vector<float> message(10);
+  const auto received = group[0]->submit(testing::pair(OpKind::kRecv, message, 1), nullptr);
+  group[0]->announce_sleep();
+  CHECK(sleepers == bit(Member(0)));
+  free = true;
   std::vector<float> z(10, 1.0F);
   for (int i = 0; i < 2; ++i) group[1]->run(testing::all_reduce(z), {});
+  group[1]->run(testing::pair(OpKind::kSend, z, 0), {});
   first.join();
-  testing::await([&] { return behind->done(); });
+  testing::await([&] { return behind->done() && received->done(); });
   CHECK(x[9] == 2.0F && y[9] == 3.0F && !group[0]->needs_driving());
 }
 
@@ -348,6 +367,17 @@ void a_call_says_that_it_is_about_to_wait() {
   bool works_long = false;
   alone[0]->run(testing::all_reduce(large), {}, [&] { works_long = true; });
   CHECK(works_long);
+  // One that may copy by system calls.
+  std::vector<float> y(3000);
+  Request moves = testing::all_reduce(y);
+  moves.kind = OpKind::kAllGather;
+  moves.input = large.data();
+  for (const std::size_t count : {std::size_t{2000}, std::size_t{3000}}) {
+    moves.count = count;
+    works_long = false;
+    alone[0]->run(moves, {}, [&] { works_long = true; });
+    CHECK(works_long == (count == 3000));
+  }
 }
 
 // What accumulators hold, a block of 4 leaves each: added up as fp32 in place, then divided.

@@ -58,8 +58,6 @@ void a_sleep_after_close_is_announced_to_nobody() {
   old[0]->announce_sleep();
   old[1]->announce_sleep();
   CHECK(mailbox->sleepers == 0);
-  group[1]->announce_sleep();
-  CHECK(mailbox->sleepers == bit(Member(1)));
 }
 
 void a_bit_of_no_rank_wakes_nobody() {
