@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective as pc
@@ -143,7 +145,13 @@ def test_under_ddp(pool, name):
 def told_apart(comm, case):
     group = standing_group(comm)
     mine = comm.rank == 1
-    model = torch.nn.Linear(3, 3 if case == "parameters" and mine else 2)
+    model = torch.nn.Linear(3, 3 if case == "shape" and mine else 2)
+    if case == "strides" and mine:
+        model.weight.data = model.weight.data.t().contiguous().t()
+    if case == "number" and mine:
+        model.bias.requires_grad_(False)
+    if case == "count":  # its other ranks' all-reduces stay without their partner
+        group = dist.new_group()
     torch.set_num_threads(2 if case == "threads" and mine else 1)
     try:
         sync = LeafSync(model, 5 if case == "leaves" and mine else 4, group=group)
@@ -159,7 +167,10 @@ def told_apart(comm, case):
 
 
 ALIKE = {
-    "parameters": "rank(s) 1 have other parameters than rank 0",
+    "shape": "the first is weight of torch.float32, shape (3, 3), strides (3, 1), not weight of",
+    "strides": "first is weight of torch.float32, shape (2, 3), strides (1, 2), not weight of",
+    "number": "rank(s) 1 have other numbers of parameters than rank 0: 1, not 2",
+    "count": "step 0: 2 of 4 leaves have a count=",
     "threads": "rank(s) 1 have other threads",
     "leaves": "rank(s) 1 have other leaves than rank 0: 5, not 4",
     "step": "rank 0 is at step 0, and rank(s) 1 at [3]",
@@ -168,7 +179,8 @@ ALIKE = {
 
 @pytest.mark.parametrize("case", ALIKE)
 def test_ranks_are_told_what_they_have_unlike(pool, case):
-    assert all(ALIKE[case] in each for each in pool(2).call(told_apart, case))
+    for said in pool(2).call(told_apart, case):
+        assert ALIKE[case] in said
 
 
 def begun_apart(comm):
@@ -282,6 +294,24 @@ def late(model, sync):
     loss.backward()
 
 
+def swallowed(model, sync):
+    with sync.leaf(0):
+        backward(model)
+        with suppress(ConfigurationError):
+            backward(model)
+
+
+def unfrozen(model, sync):
+    model.append(torch.nn.Linear(1, 1))
+    with sync.leaf(0):
+        backward(model)
+
+
+def frozen(model, sync):
+    model[2].weight.requires_grad_(False)
+    sync.finish()
+
+
 def some_counted(model, sync):
     with sync.leaf(0, count=3):
         backward(model)
@@ -307,6 +337,13 @@ REFUSED = {
     "a leaf inside a leaf": (nested, "leaf 1 begins inside another leaf"),
     "a forward outside": (lambda model, _: backward(model), "a forward of training outside"),
     "a backward outside": (late, "outside `with sync.leaf(...)`"),
+    "an error that the block drops": (swallowed, "has come twice in leaf 0"),
+    "a parameter that is added": (unfrozen, "3.weight does, and did not"),
+    "a parameter that is frozen": (frozen, "2.weight did, and does not"),
+    "half a leaf": (lambda m, s: again(m, FakeLeaf(s, 0.5)), "leaf is 0.5, which is no integer"),
+    "half a count": (lambda m, s: no_count(m, s, [1.5]), "leaf 0: count is 1.5"),
+    "a count too large": (lambda m, s: no_count(m, s, [1 << 63]), "has count 9223372036854775808"),
+    "counts too large": (lambda m, s: no_count(m, s, [(1 << 40) - 1] * 4), "make 4398046511100"),
     "some leaves counted": (some_counted, "all leaves of a step have a count=, or none"),
     "no count": (no_count, "the counts make 0"),
     "an inexact count": (lambda m, s: no_count(m, s, (1, 1 << 24, 0, 0)), "make 16777217"),
@@ -329,6 +366,24 @@ def test_what_is_refused_says_why(made, case):
     with pytest.raises(ConfigurationError) as raised:
         call(*made)
     assert why in str(raised.value)
+
+
+def test_a_compiled_model_is_compiled_once_for_all_leaves(made):
+    model, sync = made
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(3):
+        for leaf in sync.local_leaves:
+            with sync.leaf(leaf):
+                backward(compiled)
+    assert len(graphs) == 1
+    with pytest.raises(Exception, match="outside `with sync"):
+        backward(compiled)
 
 
 def test_after_an_error_in_a_leaf_nothing_goes_on(made):
@@ -397,8 +452,11 @@ def test_what_is_drawn_follows_from_the_leaf_and_leaves_no_trace(made):
             backward(model)
     assert len({*drawn.values()}) == 8  # another step draws anew
     sync.load_state_dict({**sync.state_dict(), "step": 0})
-    with sync.leaf(3):
+    with sync.leaf(torch.tensor(3)):
         assert draws() == drawn[3]
+        backward(model)
+    with sync.leaf(True):
+        assert draws() == drawn[1]
         backward(model)
 
 

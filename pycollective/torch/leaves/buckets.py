@@ -35,7 +35,7 @@ class Bucket:
 
     def __init__(self, named: Sequence[Named], dtype: torch.dtype, leaves: int) -> None:
         self.parameters = [parameter for _, parameter in named]
-        self._strides = [_like(each).stride() for each in self.parameters]
+        self._strides = [strides_of(each) for each in self.parameters]
         # Elements are added as they lie: the shape is that of the memory.
         shapes = [
             tuple(each.shape) if _like(each).is_contiguous() else (each.numel(),)
@@ -78,7 +78,7 @@ class Bucket:
     def hand_out(self) -> None:
         """Make each parameter's gradient its average, which is a view."""
         for parameter, view in zip(self.parameters, self._views, strict=True):
-            parameter.grad = view if parameter.requires_grad else None
+            parameter.grad = view
 
 
 def buckets_of(
@@ -103,6 +103,11 @@ def buckets_of(
             open_ones[wanted] = group = []
         group.append((name, parameter))
     return [*full, *(Bucket(group, wanted, leaves) for wanted, group in open_ones.items())]
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of its gradients and averages, in elements."""
+    return _like(tensor).stride()
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +11,20 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
+from pycollective.errors import ConfigurationError
+
+
+def integer(value: object, what: str) -> int:
+    """The number, of one type whatever integer it was: True, NumPy's and a tensor's look unlike."""
+    try:
+        return int(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigurationError(f"{what} is {value!r}, which is no integer") from None
+
 
 def seed_of(*numbers: int) -> int:
     """A seed of 63 bits that follows from these numbers and their order."""
-    text = "/".join(map(str, numbers)).encode()
+    text = "/".join(str(integer(each, "a seed")) for each in numbers).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from pycollective.deal import leaves_of
 from pycollective.errors import CollectiveMismatch, ConfigurationError, named
 from pycollective.torch.backend import communicator_of
 from pycollective.torch.leaves import comparison
-from pycollective.torch.leaves.buckets import Bucket, buckets_of
-from pycollective.torch.leaves.generators import seed_of, seeded
+from pycollective.torch.leaves.buckets import Bucket, buckets_of, strides_of
+from pycollective.torch.leaves.generators import integer, seed_of, seeded
 
 _DTYPES = (
     *(torch.float32, torch.bfloat16, torch.float16),
@@ -100,9 +99,9 @@ class LeafSync:
         trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         _refuse_parameters(trained, grad_dtype)
         self._comm, self._owns_comm = _communicator(group)
-        self.leaves = operator.index(leaves)
+        self.leaves = integer(leaves, "leaves")
         self.local_leaves = leaves_of(self._comm.rank, self._comm.size, self.leaves)
-        self.seed = operator.index(seed)
+        self.seed = integer(seed, "seed")
         self.step = 0
         self._agree(trained, grad_dtype, bucket_cap_mb)
         if ddp is None:
@@ -112,12 +111,13 @@ class LeafSync:
             # Its first forward would send buffers, as its constructor has: in the last leaf of one
             # rank, and not in that of another.
             ddp.require_forward_param_sync = False
-        self._model = model
+        self._module = module
         self._no_sync: Callable[[], AbstractContextManager[None]] = (
             nullcontext if ddp is None else ddp.no_sync
         )
         self._names = {id(parameter): name for name, parameter in trained}
         self._buckets = buckets_of(trained, self.leaves, grad_dtype, bucket_cap_mb * _MIB)
+        self._is_open = False  # a leaf
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
         self._given: dict[int, int] = {}  # leaves of this step, each with its count
         self._reducing: list[Work[Any]] = []  # of the first buckets, in their order
@@ -125,7 +125,7 @@ class LeafSync:
         self._rows = np.zeros((self._comm.size, len(_HEADER)), np.int64)
         self._complete = False  # the last step, and nobody asked yet
         self._broken = ""
-        self._hooks = self._listen(ddp, trained, grad_dtype)
+        self._hooks = self._listen(model, grad_dtype)
 
     @contextmanager
     def leaf(self, leaf: int, count: int | None = None) -> Iterator[None]:
@@ -139,7 +139,8 @@ class LeafSync:
             leaf: one of `local_leaves` that this step does not have yet, in any order.
             count: of what the loss is a sum over, such as tokens. The gradients are then divided by
                 the counts of all leaves together, not by M: a mean over tokens, however many each
-                leaf has. All leaves of a step have one, or none.
+                leaf has. All leaves of a step have one, or none. float32 must hold their sum
+                exactly: up to 2**24 it does.
 
         Raises:
             ConfigurationError: the leaf is not this rank's, or was given already; there is no
@@ -147,12 +148,13 @@ class LeafSync:
             CollectiveMismatch: the ranks are not at the same step, or some leaves have a count.
             CollectiveError: as `Communicator.all_reduce`.
         """
-        self._open(leaf, count)
+        leaf = self._open(leaf, count)
         try:
             if self._all_given:
                 self._issue_header()
             with self._computing(leaf, partial(self._add, leaf)):
                 yield
+            self._refuse_broken()
             if all(each.missing == len(each.parameters) for each in self._buckets):
                 raise ConfigurationError(f"leaf {leaf} has no backward in its block")
             for bucket in self._buckets:
@@ -174,6 +176,7 @@ class LeafSync:
             CollectiveError: as `leaf`, on a rank without leaves.
         """
         self._refuse_broken()
+        self._refuse_others_trained()
         if not self.local_leaves:
             try:
                 self._issue_header()
@@ -222,7 +225,7 @@ class LeafSync:
             gradients[name] = comparison.digest(gradient)
 
         weights = sha256()
-        for each in self._model.parameters():
+        for each in self._module.parameters():
             weights.update(comparison.digest(each.detach()).encode())
         with self._computing(leaf, receive):
             compute()
@@ -265,9 +268,11 @@ class LeafSync:
 
     # --- A leaf.
 
-    def _open(self, leaf: int, count: int | None) -> None:
-        """Note a leaf, or refuse it; changes nothing then."""
+    def _open(self, leaf: int, count: int | None) -> int:
+        """Note a leaf, and return its number; or refuse it, and change nothing."""
+        leaf = integer(leaf, "leaf")
         self._refuse_broken()
+        self._refuse_others_trained()
         if leaf not in self.local_leaves:
             mine = self.local_leaves
             has = f"{mine.start} to {mine.stop - 1}" if mine else "none"
@@ -282,25 +287,26 @@ class LeafSync:
             raise ConfigurationError(
                 f"leaf {leaf} was given to step {self.step} already, which lacks leaves {lacking}"
             )
-        number = -1 if count is None else operator.index(count)
-        if count is not None and number < 0:
-            raise ConfigurationError(f"leaf {leaf} has count {count}, which is negative")
+        number = -1 if count is None else integer(count, f"leaf {leaf}: count")
+        if count is not None and not 0 <= number <= _MOST_COUNT:
+            raise ConfigurationError(f"leaf {leaf} has count {count}, not 0 to {_MOST_COUNT}")
         if any((number < 0) != (each < 0) for each in self._given.values()):
             raise ConfigurationError(f"leaf {leaf}: all leaves of a step have a count=, or none")
         self._given[leaf] = number
         self._complete = False
+        return leaf
 
     @contextmanager
     def _computing(self, leaf: int, receive: Callable[[Bucket, int], None]) -> Iterator[None]:
         """Have gradients handed to `receive` as backward makes them."""
         for bucket in self._buckets:
             bucket.begin()
-        self._receive = receive
+        self._receive, self._is_open = receive, True
         try:
             with seeded(seed_of(self.seed, self.step, leaf)), self._no_sync():
                 yield
         finally:
-            self._receive = None
+            self._receive, self._is_open = None, False
 
     def _add(self, leaf: int, bucket: Bucket, place: int) -> None:
         """Take a gradient, and add the bucket once it is full; average it in the last leaf."""
@@ -335,6 +341,24 @@ class LeafSync:
         if self._broken:
             raise ConfigurationError(f"this LeafSync cannot go on: {self._broken}")
 
+    def _refuse_others_trained(self) -> None:
+        """Refuse a model whose parameters that require a gradient are not those of the beginning.
+
+        The gradients of others would be this rank's alone.
+        """
+        if [id(each) for each in self._module.parameters() if each.requires_grad] == [*self._names]:
+            return
+        now = {id(p): name for name, p in self._module.named_parameters() if p.requires_grad}
+        more = [name for key, name in now.items() if key not in self._names]
+        less = [name for key, name in self._names.items() if key not in now]
+        which = f"{more[0]} does, and did not" if more else f"{less[0]} did, and does not"
+        if not more and not less:
+            which = "they have another order"
+        raise ConfigurationError(
+            "other parameters require a gradient than when this LeafSync was made: "
+            f"{which}; close() it, and make another with its state_dict()"
+        )
+
     # --- A step.
 
     def _issue_header(self) -> None:
@@ -360,7 +384,7 @@ class LeafSync:
                 f"step {self.step}: {given} of {self.leaves} leaves have a count=; all have one, "
                 "or none"
             )
-        divisor = int(counts.sum()) if given else None
+        divisor = sum(map(int, counts)) if given else None
         if divisor is not None and (divisor == 0 or int(np.float32(divisor)) != divisor):
             raise ConfigurationError(
                 f"step {self.step}: the counts make {divisor}, by which float32 cannot divide "
@@ -409,71 +433,100 @@ class LeafSync:
         bucket_cap_mb: float,
     ) -> None:
         """Raise on all ranks where one was told otherwise."""
-        parameters = [(name, tuple(each.shape), str(each.dtype)) for name, each in trained]
+        described = [
+            f"{name} of {each.dtype}, shape {tuple(each.shape)}, strides {strides_of(each)}"
+            for name, each in trained
+        ]
         mine = {
             "leaves": self.leaves,
             "seed": self.seed,
             "grad_dtype": str(grad_dtype),
             "bucket_cap_mb": bucket_cap_mb,
             "threads (torch.set_num_threads, OMP_NUM_THREADS)": torch.get_num_threads(),
-            "parameters": sha256(repr(parameters).encode()).hexdigest(),
+            "numbers of parameters": len(described),
+            _PARAMETERS: sha256(repr(described).encode()).hexdigest(),
         }
 
         def check(said: list[dict[str, Any]]) -> None:
             for what, value in said[0].items():
                 others = [rank for rank, each in enumerate(said) if each[what] != value]
-                if others:
+                if others and what != _PARAMETERS:
                     raise CollectiveMismatch(
                         f"LeafSync: {named(others)} have other {what} than rank 0: "
                         f"{said[others[0]][what]}, not {value}"
                     )
+
+        def check_first(said: list[str]) -> None:
+            other = next(rank for rank, each in enumerate(said) if each != said[0])
+            raise CollectiveMismatch(
+                f"LeafSync: {named([other])} have other parameters than rank 0; the first is "
+                f"{said[other]}, not {said[0]}"
+            )
 
         def all_gather(row: Any) -> Any:
             rows = np.empty((self._comm.size, row.size), np.uint8)
             self._comm.all_gather(rows, row)
             return rows
 
-        agree(all_gather, "LeafSync", lambda: mine, check)
+        said = agree(all_gather, "LeafSync", lambda: mine, check)
+        if len({each[_PARAMETERS] for each in said}) > 1:
+            # There may be too many to send what each is.
+            digests = [blake2b(each.encode(), digest_size=8).digest() for each in described]
+            rows = all_gather(np.frombuffer(b"".join(digests), np.uint8))
+            first = int(np.flatnonzero((rows != rows[0]).any(axis=0))[0]) // 8
+            agree(all_gather, "LeafSync", lambda: described[first], check_first)
 
-    def _listen(
-        self,
-        ddp: DistributedDataParallel | None,
-        trained: list[tuple[str, torch.nn.Parameter]],
-        grad_dtype: torch.dtype | None,
-    ) -> list[Any]:
+    def _listen(self, model: torch.nn.Module, grad_dtype: torch.dtype | None) -> list[Any]:
         """Hooks on each parameter, and on forward."""
 
         # A function, not a method: who copies the model, as averages of weights do, copies none of
-        # this, whose communicator cannot be.
+        # this, whose communicator cannot be. torch.compile guards on all that it reads, so it reads
+        # nothing that changes from leaf to leaf: each would be compiled anew, the ninth not at all.
         def inside(module: torch.nn.Module, _: object) -> None:
-            if module.training and torch.is_grad_enabled() and self._receive is None:
+            if module.training and torch.is_grad_enabled() and not self._is_open:
                 raise ConfigurationError(
                     "a forward of training outside `with sync.leaf(...)`: dropout draws there, and "
                     "its gradients would be averaged with nobody's (eval() and no_grad() are free)"
                 )
 
-        hooks = [self._model.register_forward_pre_hook(inside)]
-        if ddp is not None:
-            hooks.append(ddp.module.register_forward_pre_hook(inside))
+        hooks: list[Any] = [
+            each.register_forward_pre_hook(inside) for each in {model, self._module}
+        ]
         for bucket in self._buckets:
             for place, parameter in enumerate(bucket.parameters):
                 if grad_dtype is not None and grad_dtype != parameter.dtype:
                     parameter.grad_dtype = None  # any: backward's own, then ours
                 hooks.append(
-                    parameter.register_post_accumulate_grad_hook(self._listener(bucket, place))
+                    parameter.register_post_accumulate_grad_hook(
+                        _Listener(self._came, bucket, place)
+                    )
                 )
         return hooks
 
-    def _listener(self, bucket: Bucket, place: int) -> Callable[[torch.Tensor], None]:
-        def came(_: torch.Tensor) -> None:
+    def _came(self, bucket: Bucket, place: int) -> None:
+        """Take what backward has made; an error stays, even if the caller of backward drops it."""
+        try:
             if self._receive is None:
                 name = self._names[id(bucket.parameters[place])]
                 raise ConfigurationError(f"backward reaches {name} outside `with sync.leaf(...)`")
             self._receive(bucket, place)
+        except BaseException as error:
+            self._broken = f"in a backward of step {self.step}, {type(error).__name__}: {error}"
+            raise
 
-        return came
+
+class _Listener:
+    """A parameter's hook; it tells which parameters a LeafSync has."""
+
+    def __init__(self, came: Callable[[Bucket, int], None], bucket: Bucket, place: int) -> None:
+        self._came, self._bucket, self._place = came, bucket, place
+
+    def __call__(self, _: torch.Tensor) -> None:
+        self._came(self._bucket, self._place)
 
 
+_PARAMETERS = "parameters"
+_MOST_COUNT = 1 << 40  # a rank's sum is a 64-bit integer
 _HEADER = ("step", "leaves that have a count", "their counts")
 
 
