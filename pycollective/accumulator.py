@@ -15,6 +15,7 @@ from pycollective.errors import ConfigurationError
 from pycollective.order import Node, parent, sibling
 
 if TYPE_CHECKING:
+    from pycollective._core import Work
     from pycollective.typing import Array
 
 Shape = int | Sequence[int]
@@ -61,6 +62,7 @@ class Accumulator:
         self._free: list[_Row] = []
         self._added: set[int] = set()
         self._spent = False
+        self._work: Work[Any] | None = None  # of the asynchronous reduction that has the rows
 
     def add(
         self, leaf: int, gradient: Array | Sequence[Array | None] | None, donate: bool = False
@@ -119,7 +121,29 @@ class Accumulator:
         rows = len(self._held) - donated + len(self._free)
         return 4 * (rows * _padded(self.size) + donated * self.size)
 
-    def rows(self) -> list[_Row]:
+    def reset(self) -> None:
+        """Make it empty, for the next step; its rows are kept for that.
+
+        Rows of a reduction that has failed are not: other ranks may still read them.
+
+        Raises:
+            ConfigurationError: an asynchronous reduction of it is not done. Nothing is changed.
+        """
+        if self._work is not None:
+            if not self._work.done():
+                raise ConfigurationError(
+                    "the accumulator's rows are in a reduction that is not done: wait for the Work "
+                    "first"
+                )
+            if not _ended_well(self._work):
+                self._drop()
+            self._work = None
+        self._free += [each for each in self._held.values() if not isinstance(each, list)]
+        self._held.clear()
+        self._added.clear()
+        self._spent = False
+
+    def _rows(self) -> list[_Row]:
         """Return the sums that it holds, one for each of `nodes`: flat, of float32, its own memory.
 
         They begin with a cache line, and kernels may read up to 31 elements beyond their end.
@@ -131,26 +155,24 @@ class Accumulator:
                 self._held[node] = row
         return [row for _, row in sorted(self._held.items()) if not isinstance(row, list)]
 
-    def spend(self) -> list[_Row]:
-        """Give `rows` to a reduction, which may overwrite them.
+    def _spend(self) -> list[_Row]:
+        """Give the rows to a reduction, which may overwrite them.
 
         Raises:
             ConfigurationError: they were given to one before.
         """
         self._refuse_if_spent()
+        rows = self._rows()
         self._spent = True
-        return self.rows()
+        return rows
 
-    def take_back(self) -> None:
-        """Undo `spend`: the reduction was refused, and has touched nothing."""
+    def _take_back(self) -> None:
+        """Undo `_spend`: the reduction was refused, and has touched nothing."""
         self._spent = False
 
-    def reset(self) -> None:
-        """Make it empty, for the next step; its rows are kept for that."""
-        self._free += [each for each in self._held.values() if not isinstance(each, list)]
+    def _drop(self) -> None:
+        """Forget the rows: the reduction has failed, and other ranks may still read them."""
         self._held.clear()
-        self._added.clear()
-        self._spent = False
 
     def _arrays(self, gradient: Any) -> Sequence[Any]:
         if not self._bucket:
@@ -177,6 +199,14 @@ class Accumulator:
 
 def _padded(size: int) -> int:
     return -(-size // _ROOM) * _ROOM
+
+
+def _ended_well(work: Work[Any]) -> bool:
+    try:
+        work.wait(0)
+    except Exception:
+        return False
+    return True
 
 
 def _is_number(value: Any) -> bool:

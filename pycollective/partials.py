@@ -58,15 +58,22 @@ def reduce_accumulator(
     deal = _checked(comm, kind, given, deal)
     by = _divisor(kind, op, divisor, deal.leaves)
     program = planner.of_deal(kind, deal, root, algorithm or "auto", 4 * given.size)
-    rows = given.spend()
+    had_failed = comm.failure is not None
+    rows = given._spend()
     try:
-        return comm._reduce_nodes(
+        result = comm._reduce_nodes(
             *(kind, rows, given.size, out, root, op, counts, by, deal.digest, deal.leaves),
             *(program, wire, async_op),
         )
-    except ConfigurationError:
-        given.take_back()
+    except BaseException:
+        if had_failed or comm.failure is None:
+            given._take_back()
+        else:  # while it ran
+            given._drop()
         raise
+    if async_op:
+        given._work = result
+    return result
 
 
 def _checked(comm: _core.Communicator, kind: str, given: Accumulator, deal: Deal | None) -> Deal:

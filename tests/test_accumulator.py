@@ -58,7 +58,7 @@ def test_rows_are_the_oracles_nodes(leaves, shapes, kinds, inputs, share, unused
     for leaf in mine:
         accumulator.add(leaf, gradients[leaf], donate=choose.random() < donated)
     assert accumulator.nodes == tuple(held(mine, leaves))
-    for (lo, hi), row in zip(accumulator.nodes, accumulator.rows(), strict=True):
+    for (lo, hi), row in zip(accumulator.nodes, accumulator._rows(), strict=True):
         want = [reference.reduce(arrays[lo:hi], dtype=np.float32) for arrays in columns]
         assert same_numbers(row, np.concatenate(want))
 
@@ -93,7 +93,7 @@ def test_a_host_that_flushes_subnormals_changes_nothing():
     with flushing():
         for leaf, gradient in enumerate(leaves):
             accumulator.add(leaf, gradient)
-    assert same_bits(accumulator.rows()[0], reference.reduce(leaves))
+    assert same_bits(accumulator._rows()[0], reference.reduce(leaves))
 
 
 def test_zeros_keep_their_signs():
@@ -103,7 +103,7 @@ def test_zeros_keep_their_signs():
         accumulator = Accumulator(2, leaves=3)
         for leaf in range(3):
             accumulator.add(leaf, None if leaf in unused else minus)
-        assert same_bits(accumulator.rows()[0], want)
+        assert same_bits(accumulator._rows()[0], want)
 
 
 def rows_needed(leaves, order):
@@ -133,7 +133,7 @@ def test_memory_is_used_again_after_a_reset():
     for step in range(3):
         for leaf in (5, 0, 1, 3, 2, 7, 6, 4):
             accumulator.add(leaf, leaves[leaf])
-        assert same_bits(accumulator.rows()[0], reference.reduce(leaves))
+        assert same_bits(accumulator._rows()[0], reference.reduce(leaves))
         if step == 0:
             needed = accumulator.nbytes
         assert accumulator.nbytes == needed
@@ -148,8 +148,8 @@ def test_adding_one_after_another_gives_other_bits():
     for leaf, gradient in enumerate(leaves):
         accumulator.add(leaf, gradient)
         added += gradient
-    assert same_bits(accumulator.rows()[0], reference.reduce(leaves))
-    assert np.mean(accumulator.rows()[0] != added) > 0.5
+    assert same_bits(accumulator._rows()[0], reference.reduce(leaves))
+    assert np.mean(accumulator._rows()[0] != added) > 0.5
 
 
 def test_what_is_not_donated_is_not_kept():
@@ -158,7 +158,7 @@ def test_what_is_not_donated_is_not_kept():
     for leaf in range(3):
         gradient[:] = leaf
         accumulator.add(leaf, gradient)
-    assert accumulator.rows()[0].tolist() == [3] * 5
+    assert accumulator._rows()[0].tolist() == [3] * 5
 
 
 def test_what_is_donated_is_kept_and_not_written():
@@ -169,13 +169,13 @@ def test_what_is_donated_is_kept_and_not_written():
     assert accumulator.nbytes == leaves[2].nbytes  # no row yet
     for leaf in (4, 0):
         accumulator.add(leaf, leaves[leaf], donate=True)
-    for row in accumulator.spend():
+    for row in accumulator._spend():
         row[:] = 0
     assert all(same_bits(a, b) for a, b in zip(leaves, originals, strict=True))
     accumulator.reset()
     for leaf in (2, 4, 0, 1, 3):  # the right edge waits for all the others
         accumulator.add(leaf, leaves[leaf], donate=True)
-    assert same_bits(accumulator.rows()[0], reference.reduce(leaves))
+    assert same_bits(accumulator._rows()[0], reference.reduce(leaves))
     assert all(same_bits(a, b) for a, b in zip(leaves, originals, strict=True))
 
 
@@ -204,22 +204,22 @@ def test_nothing_is_changed_by_what_is_refused():
         assert accumulator.nodes == ((0, 1),)
         assert accumulator.nbytes == 128
     accumulator.add(1, good)
-    assert [row.tolist() for row in accumulator.rows()] == [[2.0] * 10]
+    assert [row.tolist() for row in accumulator._rows()] == [[2.0] * 10]
 
 
 def test_leaves_that_were_given_to_a_reduction_are_spent():
     accumulator = Accumulator(3, leaves=2)
     accumulator.add(0, np.ones(3, np.float32))
-    [row] = accumulator.spend()
+    [row] = accumulator._spend()
     assert row.tolist() == [1, 1, 1]
-    for refused in (accumulator.spend, lambda: accumulator.add(1, row)):
+    for refused in (accumulator._spend, lambda: accumulator.add(1, row)):
         with pytest.raises(ConfigurationError, match=r"given to a reduction; reset\(\) begins"):
             refused()
-    accumulator.take_back()
-    assert accumulator.spend()[0] is row
+    accumulator._take_back()
+    assert accumulator._spend()[0] is row
     accumulator.reset()
     accumulator.add(0, np.full(3, 2, np.float32))
-    assert accumulator.rows()[0].tolist() == [2, 2, 2]
+    assert accumulator._rows()[0].tolist() == [2, 2, 2]
 
 
 def test_shapes_that_are_none_are_refused():
@@ -239,4 +239,4 @@ def test_gradients_of_torch():
         leaves[leaf] = leaves[leaf].to(dtype)
         accumulator.add(leaf, leaves[leaf])
     first, second, third = (each.float() for each in leaves)
-    assert accumulator.rows()[0].tolist() == ((first + second) + third).flatten().tolist()
+    assert accumulator._rows()[0].tolist() == ((first + second) + third).flatten().tolist()

@@ -99,6 +99,50 @@ def test_buckets_under_way_together(pool, leaves):
     pool(3).call(several_at_once, leaves)
 
 
+def used_again(comm):
+    """What a reduction has is not written by the next step; what a failed one had, never again."""
+    side = comm.split(0)
+
+    def made():
+        acc = pc.Accumulator(5000, leaves=2)
+        acc.add(comm.rank, np.ones(5000, np.float32))
+        return acc
+
+    acc, out = made(), np.zeros(5000, np.float32)
+    if comm.rank == 1:
+        side.barrier()
+    work = comm.all_reduce(acc, out=out, async_op=True)
+    if comm.rank == 0:  # the other has not called
+        with pytest.raises(pc.ConfigurationError, match="wait for the Work"):
+            acc.reset()
+        assert acc.nodes == ((0, 1),)
+        side.barrier()
+    assert (work.wait(timeout=30) == 2).all()
+    kept = acc.nbytes
+    acc.reset()
+    acc.add(comm.rank, out)
+    assert acc.nbytes == kept > 0
+
+    lost, other, refused = made(), made(), made()
+    wrong = np.zeros(5000, np.float32 if comm.rank else np.float16)
+    work = comm.all_reduce(lost, out=wrong, async_op=True)
+    with pytest.raises(pc.CollectiveMismatch):
+        work.wait(timeout=30)
+    with pytest.raises(pc.CollectiveMismatch):
+        side.all_reduce(other, out=wrong)
+    for acc in (lost, other):
+        acc.reset()
+        assert acc.nbytes == 0
+    with pytest.raises(pc.CollectiveError):  # it had failed before
+        comm.all_reduce(refused, out=out)
+    refused.add(1 - comm.rank, out)
+    assert refused.nodes == ((0, 2),)
+
+
+def test_rows_are_used_again_once_the_reduction_is_done():
+    results(run_ranks(used_again, 2))
+
+
 # --- Errors.
 
 
@@ -127,7 +171,7 @@ def refused(comm):
     expect("7 elements and the result 6", lambda: comm.all_reduce(acc, out=np.zeros(7, np.float32)))
     expect("up to float32", lambda: comm.all_reduce(acc, out=np.zeros(6)))
     expect("up to float32", lambda: comm.all_reduce(acc, out=np.zeros(6, np.int32)))
-    overlapping = acc.rows()[0]
+    overlapping = acc._rows()[0]
     expect("overlaps what the accumulator", lambda: comm.all_reduce(acc, out=overlapping))
     expect("goes with op='avg'", lambda: comm.all_reduce(acc, out=out, divisor=3))
     for bad in (0, -1, np.inf, np.nan, 0.1, 2**24 + 1, 1e300):
@@ -142,6 +186,8 @@ def refused(comm):
     one = np.zeros(1, np.float32)
     expect("whose sum is 6", lambda: comm.reduce_scatter(one, acc, counts=[1, 1]))
     expect("wire 'zip'", lambda: comm.all_reduce(acc, out=out, wire="zip"))
+    expect("not with an accumulator", lambda: comm.all_reduce(acc, out=out, stream=1))
+    expect("not a list of them", lambda: comm.all_reduce([acc, acc], out=out))
     assert comm.all_reduce(acc, out=out) is out
     assert (out == 4).all()
     expect("given to a reduction", lambda: comm.all_reduce(acc, out=out))

@@ -524,13 +524,24 @@ PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments
 // Whether an argument is a pycollective.Accumulator. An array is hardly asked.
 bool holds_nodes(PyObject* given) {
   return given != nullptr && !PyObject_CheckBuffer(given) &&
-         PyObject_HasAttrString(reinterpret_cast<PyObject*>(Py_TYPE(given)), "spend") != 0;
+         PyObject_HasAttrString(reinterpret_cast<PyObject*>(Py_TYPE(given)), "_spend") != 0;
+}
+
+// Whether an argument is a list of accumulators, which nothing takes.
+bool lists_accumulators(PyObject* given) {
+  return given != nullptr && (PyList_Check(given) || PyTuple_Check(given)) &&
+         PySequence_Fast_GET_SIZE(given) > 0 && holds_nodes(PySequence_Fast_GET_ITEM(given, 0));
 }
 
 // An accumulator: in Python, which comes back by reduce_nodes().
 PyObject* hand_over(PyObject* self, OpKind kind, PyObject* accumulator, const CallArguments& call,
                     bool async) {
   const auto or_none = [](PyObject* object) { return object != nullptr ? object : Py_None; };
+  if (or_none(call.stream) != Py_None) {
+    raise_configuration_error("%s: stream= goes with arrays on a GPU, not with an accumulator",
+                              name_of(kind));
+    return nullptr;
+  }
   PyObject* op = call.op != nullptr ? Py_NewRef(call.op) : PyUnicode_FromString("sum");
   if (op == nullptr) return nullptr;
   PyObject* result = PyObject_CallMethod(
@@ -635,6 +646,13 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, P
     return nullptr;
   if constexpr (reduces(method.kind)) {
     if (holds_nodes(call.input)) return hand_over(self, method.kind, call.input, call, async);
+    if (lists_accumulators(call.input)) {
+      raise_configuration_error(
+          "%s: give one accumulator, not a list of them: Accumulator([shape, ...], leaves=M) adds "
+          "up lists of arrays",
+          name_of(method.kind));
+      return nullptr;
+    }
     for (PyObject* only : {call.divisor, call.deal}) {
       if (only == nullptr || only == Py_None) continue;
       raise_configuration_error("%s: divisor= and deal= go with a pycollective.Accumulator",
