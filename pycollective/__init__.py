@@ -23,7 +23,7 @@ from pycollective.accumulator import Accumulator
 from pycollective.bootstrap.init import init
 from pycollective.communicator import ANY_SOURCE, Communicator
 from pycollective.config import VERSION as __version__
-from pycollective.deal import leaves_of
+from pycollective.deal import Deal, leaves_of
 from pycollective.errors import (
     CollectiveAborted,
     CollectiveError,
@@ -42,6 +42,7 @@ __all__ = [
     "CollectiveTimeout",
     "Communicator",
     "ConfigurationError",
+    "Deal",
     "PeerFailure",
     "Work",
     "__version__",

@@ -55,6 +55,8 @@ class Accumulator:
     def __init__(self, shape: Shape | Sequence[Shape], *, leaves: int) -> None:
         self.leaves = checked_leaves(leaves)
         given: Any = shape
+        if isinstance(given, list) and not given:
+            raise ConfigurationError("[] has no shape in it; the shape of a scalar is ()")
         self._bucket = not _is_number(given) and not all(map(_is_number, given))
         self.shapes = tuple(map(_sizes, given if self._bucket else (given,)))
         self.size = sum(map(prod, self.shapes))

@@ -49,10 +49,11 @@ def agree(
     """
     problem: Exception | None = None
     try:
-        mine: dict[str, Any] = {"value": given()}
+        mine = json.dumps({"value": given()})
     except Exception as error:  # raised below, when all have heard
-        problem, mine = error, {"error": f"{type(error).__name__}: {error}"[:MOST_TEXT]}
-    said = _all_gather_json(all_gather, mine)
+        problem = error
+        mine = json.dumps({"error": f"{type(error).__name__}: {error}"[:MOST_TEXT]})
+    said = [json.loads(each) for each in _all_gather_texts(all_gather, mine)]
     refused = [rank for rank, each in enumerate(said) if "error" in each]
     values = [each.get("value") for each in said]
     if not refused:
@@ -77,9 +78,9 @@ def let_all_hear(all_gather: Callable[[Bytes], Bytes]) -> None:
         all_gather(np.zeros(1, np.uint8))
 
 
-def _all_gather_json(all_gather: Callable[[Bytes], Bytes], value: Any) -> list[Any]:
-    """Return every rank's value: the lengths go first, then all texts as long as the longest."""
-    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+def _all_gather_texts(all_gather: Callable[[Bytes], Bytes], mine: str) -> list[bytes]:
+    """Return every rank's text: the lengths go first, then all texts as long as the longest."""
+    text = np.frombuffer(mine.encode(), np.uint8)
     length = np.zeros(_LENGTH, np.uint8)
     length[:8] = np.array([text.size], np.int64).view(np.uint8)
     lengths = np.ascontiguousarray(all_gather(length)[:, :8]).view(np.int64)[:, 0]
@@ -88,4 +89,4 @@ def _all_gather_json(all_gather: Callable[[Bytes], Bytes], value: Any) -> list[A
     padded = np.zeros(int(lengths.max()), np.uint8)
     padded[: text.size] = text
     rows = all_gather(padded)
-    return [json.loads(row[:n].tobytes()) for row, n in zip(rows, lengths, strict=True)]
+    return [row[:n].tobytes() for row, n in zip(rows, lengths, strict=True)]

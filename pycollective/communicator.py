@@ -23,6 +23,7 @@ from pycollective.agree import agree
 from pycollective.deal import Deal
 from pycollective.dtypes import DTYPES
 from pycollective.errors import CollectiveError, ConfigurationError
+from pycollective.partials import make_deal, reduce_accumulator
 from pycollective.placement import number_hosts
 from pycollective.planning.world import World
 from pycollective.typing import Wire
@@ -250,14 +251,9 @@ class Communicator(_core.Communicator):
                 or by none; the message names leaf and ranks. The communicator stays usable.
             ConfigurationError: on all ranks: a rank named a leaf twice, or one that is not there.
         """
-        from pycollective.partials import make_deal
-
         return make_deal(self._all_gather_bytes, leaves, mine)
 
     def _reduce_accumulator(self, *arguments: Any) -> Any:
-        # Here, not at the top: who has no accumulator need not wait for the import.
-        from pycollective.partials import reduce_accumulator
-
         return reduce_accumulator(self, self._world.planner, *arguments)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import index
 from typing import Any, TypeAlias
 
@@ -33,8 +33,10 @@ def leaves_of(rank: int, size: int, leaves: int) -> range:
         leaves: leaves of the whole reduction, M; its run depends on nothing but these three.
 
     Raises:
-        ConfigurationError: `rank` or `leaves` out of range.
+        ConfigurationError: `rank`, `size` or `leaves` out of range.
     """
+    if size < 1:
+        raise ConfigurationError(f"leaves are shared by 1 rank or more, not {size}")
     if not 0 <= rank < size:
         raise ConfigurationError(f"rank must be 0 to {size - 1}, not {rank}")
     cuts = _cuts(size, checked_leaves(leaves))
@@ -96,10 +98,27 @@ class Deal:
     Attributes:
         leaves: leaves of the reduction, M.
         held: for each rank its leaves as half-open ranges, which ascend and do not touch.
+
+    Raises:
+        ConfigurationError: they are no such ranges, or a leaf is in two of them or in none.
     """
 
     leaves: int
     held: tuple[tuple[Node, ...], ...]
+
+    def __post_init__(self) -> None:
+        # Native code relies on it. Lists and NumPy's integers would give another digest.
+        object.__setattr__(self, "leaves", checked_leaves(self.leaves))
+        held = tuple(tuple((index(lo), index(hi)) for lo, hi in runs) for runs in self.held)
+        object.__setattr__(self, "held", held)
+        ends = [0, *(end for run in sorted(chain(*held)) for end in run), self.leaves]
+        tiled = all(before == after for before, after in zip(ends[::2], ends[1::2], strict=True))
+        apart = all(end < begin for runs in held for (_, end), (begin, _) in pairwise(runs))
+        if not (tiled and apart and all(lo < hi for lo, hi in chain(*held))):
+            raise ConfigurationError(
+                f"these ranges do not give each of {self.leaves} leaves once, or do not ascend; "
+                "Communicator.deal makes a Deal"
+            )
 
     @classmethod
     def contiguous(cls, size: int, leaves: int) -> Deal:

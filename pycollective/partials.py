@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,7 +108,10 @@ def _divisor(kind: str, op: str, divisor: float | None, leaves: int) -> float:
         return leaves
     if op != "avg":
         raise ConfigurationError(f"{kind}: divisor= goes with op='avg'")
-    value = float(divisor)
+    try:
+        value = float(divisor)
+    except (OverflowError, TypeError, ValueError):
+        value = math.nan
     with np.errstate(over="ignore"):
         exact = float(np.float32(value)) == divisor
     if not (value > 0 and math.isfinite(value) and exact):
@@ -121,10 +125,14 @@ def make_deal(all_gather: Callable[[Bytes], Bytes], leaves: int, mine: Iterable[
     """Agree on who gives which leaves; see `Communicator.deal`."""
 
     def given() -> tuple[int, str]:
-        own = list(mine)
-        others = set(range(checked_leaves(leaves))).difference(own)
-        (ranges, _) = Deal.of(leaves, [own, others]).held  # refuses what is no set of leaves
-        return leaves, hex(sum((1 << hi) - (1 << lo) for lo, hi in ranges))
+        count, bits = checked_leaves(leaves), 0
+        for leaf in map(index, mine):
+            if not 0 <= leaf < count:
+                raise ConfigurationError(f"leaf {leaf} is none of 0 to {count - 1}")
+            if bits >> leaf & 1:
+                raise ConfigurationError(f"leaf {leaf} is named twice: name each leaf once")
+            bits |= 1 << leaf
+        return count, hex(bits)
 
     made: list[Deal] = []
 

@@ -226,6 +226,9 @@ def test_shapes_that_are_none_are_refused():
     for shape in ((2, -1), [(2,), (-3,)], -4):
         with pytest.raises(ConfigurationError, match="no array has the shape"):
             Accumulator(shape, leaves=2)
+    with pytest.raises(ConfigurationError, match="a scalar is"):
+        Accumulator([], leaves=2)
+    assert Accumulator((), leaves=2).size == 1
     with pytest.raises(ConfigurationError, match="leaves must be 1 to"):
         Accumulator(2, leaves=0)
 

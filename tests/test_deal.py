@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pycollective import ConfigurationError, leaves_of
@@ -55,6 +57,7 @@ def test_64_leaves_are_few_nodes_on_any_number_of_ranks() -> None:
     [
         ((3, 3, 8), "rank must be 0 to 2, not 3"),
         ((-1, 3, 8), "rank must be 0 to 2, not -1"),
+        ((0, 0, 4), "shared by 1 rank or more, not 0"),
         ((0, 1, 0), f"leaves must be 1 to {MOST_LEAVES}, not 0"),
         ((0, 1, MOST_LEAVES + 1), f"leaves must be 1 to {MOST_LEAVES}, not"),
     ],
@@ -101,3 +104,30 @@ def test_other_deals_have_other_digests() -> None:
 def test_a_deal_that_is_none_names_leaf_and_ranks(given: list[list[int]], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Deal.of(4, given)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        (((0, 2),), ((3, 4),)),
+        (((0, 2),), ((1, 4),)),
+        (((0, 2),), ((2, 5),)),
+        (((1, 2),), ((2, 4),)),
+        (((2, 4), (0, 1)), ((1, 2),)),
+        (((0, 1), (1, 2)), ((2, 4),)),
+        (((0, 2), (2, 2)), ((2, 4),)),
+        (((0, 3), (4, 3)), ((3, 4),)),
+        ((), ()),
+        (),
+    ],
+)
+def test_ranges_that_are_no_deal_are_refused(held: tuple[tuple[tuple[int, int], ...], ...]) -> None:
+    with pytest.raises(ConfigurationError, match="do not give each of 4 leaves once"):
+        Deal(4, held)
+
+
+def test_a_deal_of_ranges_is_the_same_whatever_they_are_made_of() -> None:
+    ranges: Any = [[[np.int64(0), 2], (5, 6)], [], [(2, 5)]]
+    deal = Deal(np.int64(6), ranges)
+    assert deal == Deal.of(6, [[0, 1, 5], [], [2, 3, 4]])
+    assert deal.digest == Deal.of(6, [[0, 1, 5], [], [2, 3, 4]]).digest

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pycollective as pc
-from pycollective import reference
-from pycollective.deal import Deal
+from pycollective import Deal, reference
+from pycollective.agree import agree
 from tests.dealt import Case, any_case, wrong_of_each
 from tests.harness import PerRank, results, run_ranks
 from tests.inputs import order_sensitive, same_bits
@@ -174,7 +174,7 @@ def refused(comm):
     overlapping = acc._rows()[0]
     expect("overlaps what the accumulator", lambda: comm.all_reduce(acc, out=overlapping))
     expect("goes with op='avg'", lambda: comm.all_reduce(acc, out=out, divisor=3))
-    for bad in (0, -1, np.inf, np.nan, 0.1, 2**24 + 1, 1e300):
+    for bad in (0, -1, np.inf, np.nan, 0.1, 2**24 + 1, 1e300, 10**400, "3", "x", [1, 2]):
         expect("float32 holds exactly", partial(comm.all_reduce, acc, "avg", out, divisor=bad))
     expect("go with a pycollective.Accumulator", lambda: comm.all_reduce(out, divisor=2.0))
     expect("one of 4 leaves to 2 ranks", lambda: comm.all_reduce(acc, out=out, deal="x"))
@@ -209,12 +209,18 @@ def dealing(comm):
     for *said, says in wrong_ones:
         with pytest.raises(pc.CollectiveMismatch, match=says):
             comm.deal(*said[comm.rank])
-    for mine, says in (([0, 6], "gives leaf 6, and leaves are 0 to 5"), ([1, 1], "given twice")):
-        refusal = says if comm.rank == 1 else f"refused on rank\\(s\\) 1: .*{says}"
+    for mine, says in (
+        ([0, 6], "leaf 6 is none of 0 to 5"),
+        ([1, 1], "leaf 1 is named twice"),
+    ):
+        refusal = f"^{says}" if comm.rank == 1 else f"refused on rank\\(s\\) 1: .*{says}"
         with pytest.raises(pc.ConfigurationError, match=refusal):
             comm.deal(6, mine if comm.rank == 1 else [2, 3, 4, 5])
+    with pytest.raises(TypeError if comm.rank == 1 else pc.ConfigurationError, match="JSON"):
+        agree(comm._all_gather_bytes, "test", lambda: object() if comm.rank == 1 else 0)
     assert comm.failure is None
-    deal = comm.deal(6, [[5, 0, 2], [1, 3, 4]][comm.rank])
+    number = np.int64 if comm.rank == 1 else int
+    deal = comm.deal(number(6), map(number, [[5, 0, 2], [1, 3, 4]][comm.rank]))
     assert deal == Deal.of(6, [[0, 2, 5], [1, 3, 4]])
 
 

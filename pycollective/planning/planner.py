@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pycollective import _core
 from pycollective.config import ENV_TUNING
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from pycollective.schedule import Topology
     from pycollective.schedule.select import Table
 
+K = TypeVar("K")
+V = TypeVar("V")
 
 _MOST_KEPT = 512  # as plan_cache.cpp: who calls with ever new sizes must not collect them for ever
 
@@ -79,18 +83,16 @@ class Planner:
             ConfigurationError: there is no such algorithm, or it cannot do the operation.
         """
         if algorithm == "auto":
-            case = operation, size
-            if case not in self._chosen:
-                if len(self._chosen) >= _MOST_KEPT:
-                    self._chosen.clear()
-                self._chosen[case] = self.choose(operation, size, "float32") or "direct"
-            algorithm = self._chosen[case]
-        key = operation, algorithm, root, deal.digest
-        if key not in self._of_deals:
-            if len(self._of_deals) >= _MOST_KEPT:
-                self._of_deals.clear()
-            self._of_deals[key] = self._make_of_deal(operation, deal, root, algorithm)
-        return self._of_deals[key]
+            algorithm = _kept(
+                self._chosen,
+                (operation, size),
+                lambda: self.choose(operation, size, "float32") or "direct",
+            )
+        return _kept(
+            self._of_deals,
+            (operation, algorithm, root, deal.digest),
+            lambda: self._make_of_deal(operation, deal, root, algorithm),
+        )
 
     def _make_of_deal(
         self, operation: str, deal: Deal, root: int, algorithm: str
@@ -134,6 +136,17 @@ class Planner:
         from pycollective.schedule import Topology
 
         return Topology(self._host_of)
+
+
+def _kept(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """What is known for the key, made if nothing is. Another thread may clear it at any time."""
+    with suppress(KeyError):
+        return known[key]
+    value = make()
+    if len(known) >= _MOST_KEPT:
+        known.clear()
+    known[key] = value
+    return value
 
 
 def _one_block_each(deal: Deal) -> bool:
