@@ -12,10 +12,10 @@ mpiexec and srun; started alone it is one rank.
 
 `init` makes a `Communicator`, whose methods are the collectives: see ``help(pc.Communicator)``. A
 `Work` is a call that is under way. `leaves_of` shares micro-batches out to ranks, and an
-`Accumulator` adds up those of a rank. What fails raises `ConfigurationError`, or a kind of
-`CollectiveError`. `pycollective.torch` is the backend for torch.distributed,
-`pycollective.compression` averages with fewer bytes, and `pycollective.typing` has the names that
-annotations need.
+`Accumulator` adds up those of a rank; a `Deal` is another share of them. What fails raises
+`ConfigurationError`, or a kind of `CollectiveError`. `pycollective.torch` is the backend for
+torch.distributed, `pycollective.compression` averages with fewer bytes, and `pycollective.typing`
+has the names that annotations need.
 """
 
 from pycollective._core import Work

@@ -146,6 +146,16 @@ def test_rows_are_used_again_once_the_reduction_is_done():
 # --- Errors.
 
 
+class Withheld:
+    """As a tensor that requires gradients."""
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **options):
+        raise BufferError("not mine to give")
+
+
 def refused(comm):
     """What is refused on a rank alone: nothing moves, and the accumulator can still be used."""
     leaves, mine = 4, pc.leaves_of(comm.rank, comm.size, 4)
@@ -186,6 +196,8 @@ def refused(comm):
     one = np.zeros(1, np.float32)
     expect("whose sum is 6", lambda: comm.reduce_scatter(one, acc, counts=[1, 1]))
     expect("wire 'zip'", lambda: comm.all_reduce(acc, out=out, wire="zip"))
+    with pytest.raises(BufferError, match="not mine to give"):
+        comm.all_reduce(acc, out=Withheld())
     expect("not with an accumulator", lambda: comm.all_reduce(acc, out=out, stream=1))
     expect("not a list of them", lambda: comm.all_reduce([acc, acc], out=out))
     assert comm.all_reduce(acc, out=out) is out

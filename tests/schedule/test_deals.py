@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pycollective import _core
 from pycollective.deal import Deal
 from pycollective.errors import ConfigurationError
+from pycollective.planning.planner import Planner
 from pycollective.schedule import OPERATIONS, Schedule, Topology, algorithms_for, make_schedule
 from pycollective.schedule.layout import lay_out, needed, workspace
 from pycollective.schedule.lower import dealt_nodes
@@ -119,6 +121,20 @@ def test_a_deal_that_is_none_is_no_proof(held: tuple, says: str) -> None:
     object.__setattr__(none, "held", held)  # as Deal() refuses: the proof does not rely on that
     with pytest.raises(Fault, match=says):
         check_shard(right.operation, 0, 2, 0, right.lowered(0), none)
+
+
+class Cleared(dict):
+    """What is kept in it, another thread clears at once."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self.clear()
+
+
+def test_a_plan_is_returned_though_it_is_not_kept() -> None:
+    planner = Planner(1, (0, 1), transport="gloo")
+    planner._of_deals, planner._chosen = Cleared(), Cleared()
+    program = planner.of_deal("all_reduce", Deal.contiguous(2, 7), 0, "auto", 4096)
+    assert isinstance(program, _core.Program)
 
 
 def test_a_spoiled_schedule_of_a_deal_is_caught() -> None:
