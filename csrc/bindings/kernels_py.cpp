@@ -129,7 +129,7 @@ void reduce_into(const std::vector<py::object>& inputs, const std::string& op,
   const ReduceFn reduce = find_kernels(first.dtype(), op_named(op), level_named(simd)).reduce;
   if (reduce == nullptr) refuse(op + " has no meaning for " + name_of(first.dtype()));
   run([&] {
-    reduce(leaves.data(), static_cast<int>(leaves.size()), to.as<void>(),
+    reduce(leaves.data(), static_cast<int>(leaves.size()), double(leaves.size()), to.as<void>(),
            again ? again->as<void>() : nullptr, first.count());
   });
 }

@@ -137,6 +137,11 @@ struct Request {
   std::shared_ptr<const Program> program;
 };
 
+// What an average divides by.
+inline double divisor_of(const Request& request, int ranks) {
+  return request.nodes ? double{request.nodes->divisor} : double(ranks);
+}
+
 // An operation under way. Thread-safe.
 class PYCOLLECTIVE_PUBLIC Work {
  public:

@@ -139,12 +139,12 @@ void combine_folded(const Combination& what, const Term* terms, void* out, void*
   const auto nth = [&](int i) { return terms[i == 0 ? first : i == first ? 0 : i].data; };
   int taken = what.terms < kFan ? what.terms : kFan;
   for (int i = 0; i < taken; ++i) operands[i] = nth(i);
-  reduce_folded<Codec, Op>(operands, taken, out, copy, count);
+  reduce_folded<Codec, Op>(operands, taken, what.divisor, out, copy, count);
   while (taken < what.terms) {
     operands[0] = out;
     int more = 1;
     for (; more < kFan && taken < what.terms; ++more, ++taken) operands[more] = nth(taken);
-    reduce_folded<Codec, Op>(operands, more, out, copy, count);
+    reduce_folded<Codec, Op>(operands, more, what.divisor, out, copy, count);
   }
 }
 

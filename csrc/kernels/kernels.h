@@ -13,14 +13,15 @@ namespace pycollective {
 // out[i] = finish(T[0, n) over inputs[0..n)[i]), with one rounding at the end.
 //
 //   inputs   n pointers; inputs[i] is leaf i. Any alignment.
-//   n        number of leaves, 1 to kCountableRanks; `avg` divides by it.
+//   n        number of leaves, 1 to kCountableRanks.
+//   divisor  of `avg`: n, or where leaves are sums of some, a float; of integers a whole number.
 //   out      may be exactly one of the inputs; no other overlap.
 //   copy     where a second copy of the result goes, or nullptr; may be exactly one of the inputs,
 //            another than `out`; no other overlap.
 //   count    elements; 0 is allowed.
 //
 // The caller's floating-point environment must be the IEEE default: hold a FloatEnvironment.
-using ReduceFn = void (*)(const void* const* inputs, int n, void* out, void* copy,
+using ReduceFn = void (*)(const void* const* inputs, int n, double divisor, void* out, void* copy,
                           std::size_t count);
 
 // An operand: a leaf, in the stored type, or a node, in the accumulator's type (`node_size`).

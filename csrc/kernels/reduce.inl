@@ -186,7 +186,8 @@ void combine_block(const typename From::Stored* const* leaves, int n, std::size_
 }
 
 template <class Codec, class Op, bool kAverage>
-void reduce_ordered(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
+void reduce_ordered(const void* const* inputs, int n, double divisor, void* out, void* copy,
+                    std::size_t count) {
   using T = typename Codec::Stored;
   using A = typename Codec::Accumulator;
   const auto* leaves = reinterpret_cast<const T* const*>(inputs);
@@ -194,7 +195,7 @@ void reduce_ordered(const void* const* inputs, int n, void* out, void* copy, std
   auto* const copy_to = static_cast<T*>(copy);
   const auto target = [&](std::size_t begin) {
     return ResultTarget<Codec, std::is_same_v<Op, Sum>>{
-        to + begin, copy_to == nullptr ? nullptr : copy_to + begin, kAverage ? A(n) : A(0)};
+        to + begin, copy_to == nullptr ? nullptr : copy_to + begin, kAverage ? A(divisor) : A(0)};
   };
   if (n <= kFan) return combine_few<Codec, Op>(leaves, n, 0, target(0), count);
   for (std::size_t begin = 0; begin < count; begin += kBlock)
@@ -236,7 +237,8 @@ struct Greatest {
 // For operations that give the same bits in any order: minimum and maximum, and all of integers. T
 // is unsigned where the operation wraps or is bitwise.
 template <class Codec, class Op>
-void reduce_folded(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
+void reduce_folded(const void* const* inputs, int n, double, void* out, void* copy,
+                   std::size_t count) {
   using T = typename Codec::Stored;
   constexpr std::size_t kElements = Padded<Codec>::kElements;
   const auto* leaves = reinterpret_cast<const T* const*>(inputs);
@@ -279,7 +281,8 @@ void divide_sums(void* out, void* copy, int n, std::size_t count) {
 }
 
 template <class T>
-void reduce_averages(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
-  reduce_folded<Plain<std::make_unsigned_t<T>>, Sum>(inputs, n, out, nullptr, count);
-  divide_sums<T>(out, copy, n, count);
+void reduce_averages(const void* const* inputs, int n, double divisor, void* out, void* copy,
+                     std::size_t count) {
+  reduce_folded<Plain<std::make_unsigned_t<T>>, Sum>(inputs, n, divisor, out, nullptr, count);
+  divide_sums<T>(out, copy, static_cast<int>(divisor), count);
 }

@@ -84,7 +84,7 @@ inline Data combined(const Call& call, const std::vector<Data>& inputs, std::siz
   for (const Data& input : inputs) leaves.push_back(input.data() + from * call.element());
   const FloatEnvironment ieee;
   find_kernels(call.dtype, call.op, active_simd_level())
-      .reduce(leaves.data(), call.ranks(), result.data(), nullptr, count);
+      .reduce(leaves.data(), call.ranks(), call.ranks(), result.data(), nullptr, count);
   return result;
 }
 

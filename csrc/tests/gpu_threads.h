@@ -211,7 +211,7 @@ struct Turn {
     for (const Data& input : inputs) leaves.push_back(input.data());
     const FloatEnvironment ieee;
     find_kernels(Dtype::kFloat32, ReduceOp::kSum, active_simd_level())
-        .reduce(leaves.data(), ranks, sum.data(), nullptr, count);
+        .reduce(leaves.data(), ranks, ranks, sum.data(), nullptr, count);
   }
   const Data& of(int rank) const { return inputs[static_cast<std::size_t>(rank)]; }
 

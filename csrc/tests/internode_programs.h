@@ -59,7 +59,8 @@ inline std::vector<float> sum_in_order(const std::vector<std::vector<float>>& le
   std::vector<float> sum(leaves.front().size());
   const FloatEnvironment ieee;
   find_kernels(Dtype::kFloat32, ReduceOp::kSum, active_simd_level())
-      .reduce(inputs.data(), static_cast<int>(leaves.size()), sum.data(), nullptr, sum.size());
+      .reduce(inputs.data(), static_cast<int>(leaves.size()), double(leaves.size()), sum.data(),
+              nullptr, sum.size());
   return sum;
 }
 

@@ -83,7 +83,7 @@ void check_case(const Reduction& reduction, const Case& what, Random& random,
   const FloatEnvironment ieee;
   Data result(bytes), expected = memory;
   find_kernels(reduction.dtype, reduction.op, active_simd_level())
-      .reduce(leaves.data(), what.n, result.data(), nullptr, what.count);
+      .reduce(leaves.data(), what.n, what.n, result.data(), nullptr, what.count);
   if (bytes > 0) {
     std::memcpy(expected.data() + out, result.data(), bytes);
     if (copied) std::memcpy(expected.data() + offsets.back(), result.data(), bytes);

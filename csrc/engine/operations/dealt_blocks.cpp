@@ -8,7 +8,7 @@
 namespace pycollective {
 namespace {
 
-constexpr std::size_t kChunk = std::size_t{64} << 10;  // elements that are finished at once
+constexpr std::size_t kChunk = std::size_t{64} << 10;  // elements that are rounded at once
 
 }  // namespace
 
@@ -17,7 +17,7 @@ DealtBlocks::DealtBlocks(Group& group, const Task& task, std::uint64_t sequence)
       of_rows_(request_),
       task_of_rows_(task_.with(of_rows_)),
       storage_(std::make_unique<AnyOperation>()),
-      finish_(find_kernels(request_.dtype, request_.reduce_op, active_simd_level()).combine) {
+      round_(find_kernels(request_.dtype, ReduceOp::kSum, active_simd_level()).combine) {
   set_request();
   inner_ = &storage_->make_direct(group, task_of_rows_, sequence);
 }
@@ -29,33 +29,32 @@ void DealtBlocks::set_request() {
   const OperationTraits& traits = traits_of(request_.kind);
   auto* row = const_cast<float*>(request_.nodes->rows[0]);
   of_rows_.dtype = Dtype::kFloat32;
-  of_rows_.reduce_op = ReduceOp::kSum;
   of_rows_.input = row;
   count_ = elements_of(traits.output, request_, rank, group_.size());
-  if (request_.dtype == Dtype::kFloat32 && request_.reduce_op == ReduceOp::kSum) return;
+  if (request_.dtype == Dtype::kFloat32) return;
   if (!has(traits.output, rank, request_.root)) return;
   if (traits.output.holds == Holds::kShard) row += Shards(request_, group_.size()).begin(rank);
   of_rows_.output = row;
-  sums_ = row;
+  results_ = row;
 }
 
 void DealtBlocks::start() { inner_->start(); }
 
 State DealtBlocks::advance() {
-  if (!summed_) {
+  if (!reduced_) {
     const State state = inner_->advance();
     if (state != State::kDone) return state;
-    summed_ = true;
+    reduced_ = true;
   }
-  if (sums_ == nullptr || finished_ == count_) return State::kDone;
-  const std::size_t some = std::min(kChunk, count_ - finished_);
-  const Combination what = {&kRecipeTake, 1, 1, request_.nodes->divisor, true};
-  const Term term = {sums_ + finished_, true};
+  if (results_ == nullptr || rounded_ == count_) return State::kDone;
+  const std::size_t some = std::min(kChunk, count_ - rounded_);
+  const Combination what = {&kRecipeTake, 1, 1, 1, true};
+  const Term term = {results_ + rounded_, true};
   const FloatEnvironment ieee;
-  auto* out = static_cast<std::byte*>(request_.output) + finished_ * size_of(request_.dtype);
-  finish_(what, &term, out, nullptr, some);
-  finished_ += some;
-  return finished_ == count_ ? State::kDone : State::kProgressed;
+  auto* out = static_cast<std::byte*>(request_.output) + rounded_ * size_of(request_.dtype);
+  round_(what, &term, out, nullptr, some);
+  rounded_ += some;
+  return rounded_ == count_ ? State::kDone : State::kProgressed;
 }
 
 bool DealtBlocks::is_short() const { return inner_->is_short(); }

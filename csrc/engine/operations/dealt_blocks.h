@@ -1,7 +1,7 @@
 // A reduction of nodes where every rank of the host has one, all of as many leaves, in rank order:
 // the order over ranks is then the order over their leaves. So the direct paths add up the rows as
-// they add up fp32 arrays, in place. What is left is done here, chunk by chunk: the division and
-// the rounding into the output. An fp32 sum goes straight into the output.
+// they add up, and average, fp32 arrays: straight into an output of fp32, else in place. What is
+// left is done here, chunk by chunk: the rounding into the output.
 #pragma once
 
 #include <memory>
@@ -24,21 +24,21 @@ class DealtBlocks final : public Operation {
   bool finished_by(Member member) const override;
   void compare_calls() const override;
   bool called_by(Member member) const override;
-  bool is_over() const override { return summed_; }
+  bool is_over() const override { return reduced_; }
 
  private:
-  // The call on the rows, and where in the row the sums of this rank begin.
+  // The call on the rows, and where in the row the results of this rank begin.
   void set_request();
 
   Request of_rows_;
   Task task_of_rows_;
   std::unique_ptr<AnyOperation> storage_;
   Operation* inner_ = nullptr;
-  const float* sums_ = nullptr;  // null: they are where they belong
-  std::size_t count_ = 0;        // of them
-  CombineFn finish_;
-  bool summed_ = false;
-  std::size_t finished_ = 0;
+  const float* results_ = nullptr;  // null: they are where they belong
+  std::size_t count_ = 0;           // of them
+  CombineFn round_;
+  bool reduced_ = false;
+  std::size_t rounded_ = 0;
 };
 
 }  // namespace pycollective

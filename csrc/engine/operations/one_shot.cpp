@@ -78,7 +78,8 @@ void OneShot::reduce(const void* const* leaves, std::size_t count) {
   if (count == 0) return;
   const FloatEnvironment ieee;
   find_kernels(request_.dtype, request_.reduce_op, active_simd_level())
-      .reduce(leaves, group_.size(), request_.output, nullptr, count);
+      .reduce(leaves, group_.size(), divisor_of(request_, group_.size()), request_.output, nullptr,
+              count);
 }
 
 void OneShot::finish() {

@@ -268,7 +268,7 @@ void Scheduled::combine(std::size_t chunk, const Instruction& instruction) {
     terms[t] = {at(ref, chunk), program_.is_node(ref)};
     only_leaves = only_leaves && !terms[t].is_node;
   }
-  const double divisor = request_.nodes ? double{request_.nodes->divisor} : program_.ranks;
+  const double divisor = divisor_of(request_, program_.ranks);
   const Combination what = {program_.recipes.data() + step.first_recipe, step.recipe_length,
                             step.terms, divisor, step.finish};
   executor_.combine(what, terms, only_leaves, at(out, chunk), copy_to, count);

@@ -64,7 +64,7 @@ class HostExecutor {
       leaves = many_leaves_.data();
     }
     for (int t = 0; t < what.terms; ++t) leaves[t] = terms[t].data;
-    kernels_.reduce(leaves, what.terms, out, copy, count);
+    kernels_.reduce(leaves, what.terms, what.divisor, out, copy, count);
   }
 
   // Members that see `mark` in the slot may read what was written before.

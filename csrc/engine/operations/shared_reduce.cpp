@@ -70,7 +70,7 @@ void SharedReduce::reduce_chunk() {
   for (const Member each : group_.members())
     leaves[each.at()] = inputs_[each.at()] + part.begin * element_;
   const FloatEnvironment ieee;
-  reduce_(leaves, group_.size(),
+  reduce_(leaves, group_.size(), divisor_of(request_, group_.size()),
           static_cast<std::byte*>(request_.output) + (part.begin - shards_.begin(me)) * element_,
           nullptr, part.length);
 }

@@ -156,16 +156,17 @@ void TwoShot::reduce_part(std::size_t chunk) {
   leaves[me.at()] = static_cast<const std::byte*>(request_.input) + part.begin * element_;
 
   auto* output = static_cast<std::byte*>(request_.output);
+  const double divisor = divisor_of(request_, group_.size());
   const FloatEnvironment ieee;
   switch (request_.kind) {
     case OpKind::kAllReduce:
       return reduce_for_all(leaves, chunk, output + part.begin * element_, part.length);
     case OpKind::kReduceScatter:
-      return reduce_(leaves, group_.size(),
+      return reduce_(leaves, group_.size(), divisor,
                      output + (part.begin - shards_.begin(me.index())) * element_, nullptr,
                      part.length);
     default:  // reduce: the others have no output
-      return reduce_(leaves, group_.size(),
+      return reduce_(leaves, group_.size(), divisor,
                      me == root() ? output + part.begin * element_ : leaf_slot(root(), chunk, me),
                      nullptr, part.length);
   }
@@ -174,17 +175,18 @@ void TwoShot::reduce_part(std::size_t chunk) {
 void TwoShot::reduce_for_all(const void* const* leaves, std::size_t chunk, std::byte* output,
                              std::size_t count) {
   const int n = group_.size();
+  const double divisor = divisor_of(request_, n);
   const Member me = group_.me();
   const bool streams = group_.stores().chosen() == Stores::kStreaming;
   if (n == 2 && !streams)
-    return reduce_(leaves, n, output, leaf_slot(group_.after_me(1), chunk, me), count);
+    return reduce_(leaves, n, divisor, output, leaf_slot(group_.after_me(1), chunk, me), count);
   const std::size_t block = kBlock / element_;
   for (std::size_t at = 0; at < count; at += block) {
     const std::size_t length = std::min(block, count - at);
     const void* here[kMaxMembers];
     for (const Member each : group_.members())
       here[each.at()] = static_cast<const std::byte*>(leaves[each.at()]) + at * element_;
-    reduce_(here, n, output + at * element_, nullptr, length);
+    reduce_(here, n, divisor, output + at * element_, nullptr, length);
     for (int step = 1; step < n; ++step) {
       const auto copy = streams ? copy_streaming : copy_bytes;
       copy(leaf_slot(group_.after_me(step), chunk, me) + at * element_, output + at * element_,
