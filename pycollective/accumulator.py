@@ -35,8 +35,10 @@ class Accumulator:
     It keeps finished nodes of the order, each a row of fp32. Whenever both halves of a node are
     there, they become one row, in the same pass over memory that takes the leaf. Leaves 0, 1, 2,
     ... of an aligned run of `m` leaves need ``log2(m) + 1`` rows at most; any run from its first
-    leaf to its last needs twice as many at most; other orders need more, up to one row a leaf. For
-    one thread at a time.
+    leaf to its last needs twice as many at most; other orders need more, up to one row a leaf.
+
+    A reduction spends it: `reset` begins the next step, once the reduction is done. For one thread
+    at a time.
 
     Args:
         shape: of a gradient; or a list of shapes: a leaf is then a list of arrays, one of each
