@@ -103,7 +103,7 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted,
   refuse_in_handler(request.kind);
   validate(request, rank(), size());
   Task task(request);
-  fill_in(task, false);
+  fill_in(task);
   require_memory(task);
   const double timeout = task.timeout > 0 ? task.timeout : timeout_.load();
   std::unique_lock lock(mutex_);
@@ -158,7 +158,8 @@ std::shared_ptr<Work> Communicator::issue(Task& task, std::function<void(const F
   if (forked()) throw_forked(request.kind, rank());
   refuse_in_handler(request.kind);
   validate(request, rank(), size());
-  fill_in(task, true);
+  task.asynchronous = true;
+  fill_in(task);
   require_memory(task);
   const double timeout = task.timeout > 0 ? task.timeout : timeout_.load();
   std::unique_lock lock(mutex_);
@@ -214,12 +215,12 @@ const std::shared_ptr<const Program>& Communicator::direct_paths() {
   return none;
 }
 
-void Communicator::fill_in(Task& task, bool asynchronous) {
+void Communicator::fill_in(Task& task) {
   const Request& request = *task.request;
   const bool on_gpu =
       !request.location.on_host() && request.location.device != Location::kAnyDevice;
   if (!request.location.on_host() && device_ && DeviceGroup::serves(request.kind))
-    return fill_in_for_device(task, asynchronous);
+    return fill_in_for_device(task);
   const bool internode = group_->messenger() != nullptr;
   if (internode) group_->messenger()->poll();  // a failure elsewhere is then known
   if (task.program == direct_paths())
@@ -241,14 +242,14 @@ void Communicator::fill_in(Task& task, bool asynchronous) {
   }
 }
 
-void Communicator::fill_in_for_device(Task& task, bool asynchronous) {
+void Communicator::fill_in_for_device(Task& task) {
   watch_device(false);  // learns of failures there
   if (task.program == direct_paths()) task.program = nullptr;
   if (!(task.timeout > 0)) task.timeout = timeout_.load();
   const OpKind kind = task.request->kind;
   try {
     device_->prepare(task);
-    if (task.captured && asynchronous)
+    if (task.captured && task.asynchronous)
       throw std::invalid_argument(
           "while its stream is captured a call cannot be asynchronous: it might be launched after "
           "the capture; leave async_op out, nothing is waited for");

@@ -124,9 +124,9 @@ class Communicator final : public Collectives,
 
  private:
   // Fills in what the request leaves open: its program, and the wire.
-  void fill_in(Task& task, bool asynchronous);
+  void fill_in(Task& task);
   // The same for calls that GPU kernels carry out.
-  void fill_in_for_device(Task& task, bool asynchronous);
+  void fill_in_for_device(Task& task);
   // Throws unless there is shared memory for the call.
   void require_memory(const Task& task);
   // The first message to a rank of this host allocates a channel's buffer.

@@ -32,6 +32,7 @@ struct Task {
   std::shared_ptr<const Program> program;  // none: the direct paths
   Wire wire;
   double timeout;                // seconds; 0: the communicator's
+  bool asynchronous = false;     // the caller does not wait
   std::uint64_t recv_order = 0;  // of receives, where some are from any rank; else 0
 
   // Of arrays on a GPU, one of these two: by way of the host, or by GPU kernels.

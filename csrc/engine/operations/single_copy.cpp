@@ -49,9 +49,8 @@ std::uint64_t SingleCopy::input_place() {
   const bool overwritten = request_.kind == OpKind::kAllToAll && request_.input == request_.output;
   const std::uint64_t place = place_in_array(group_, request_.input, bytes);
   if (in_shared_array(place) && !overwritten) return place;
-  const bool is_small = shards_.longest() * element_ <= kMostInSmallBuffer ||
-                        group_.reading() == Group::Reading::kForbidden;
-  if (is_small && OneShot::fits(group_, request_)) {
+  const bool copies = is_short() || group_.reading() == Group::Reading::kForbidden;
+  if (copies && OneShot::fits(group_, request_)) {
     OneShot::share(group_, request_, sequence_);
     return kInSmallBuffer;
   }
