@@ -198,6 +198,25 @@ def test_all_begin_with_rank_0s_weights(pool):
     assert pool(2).call(begun_apart) == [[[5, 5], [5, 5], [5, 5], [5, 5], 5]] * 2
 
 
+def closed(comm):
+    """What is on a model that a LeafSync has left."""
+    group = standing_group(comm)
+    model = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+    ddp = DistributedDataParallel(model, process_group=group)
+    sync = LeafSync(ddp, 2, grad_dtype=torch.float32)
+    with sync.leaf(comm.rank):
+        ddp(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    sync.close()
+    hooks = [each._forward_pre_hooks for each in (model, ddp)]
+    hooks += [each._post_accumulate_grad_hooks for each in model.parameters()]
+    dtypes = {each.grad_dtype for each in model.parameters()}
+    return sum(map(len, hooks)), dtypes, ddp.require_forward_param_sync
+
+
+def test_a_model_that_is_left_is_as_it_was(pool):
+    assert pool(2).call(closed) == [(0, {torch.bfloat16}, True)] * 2
+
+
 def under_static_graph(comm):
     group = standing_group(comm)
     ddp = DistributedDataParallel(torch.nn.Linear(1, 1), process_group=group, static_graph=True)
@@ -205,8 +224,18 @@ def under_static_graph(comm):
         LeafSync(ddp, 2)
 
 
+def with_a_parameter_that_ddp_ignores(comm):
+    group = standing_group(comm)
+    model = torch.nn.Linear(1, 1)
+    model._ddp_params_and_buffers_to_ignore = ["bias"]
+    ddp = DistributedDataParallel(model, process_group=group)
+    with pytest.raises(ConfigurationError, match="told to ignore bias"):
+        LeafSync(ddp, 2)
+
+
 def test_what_ddp_cannot_do_is_refused(pool):
     pool(2).call(under_static_graph)
+    pool(2).call(with_a_parameter_that_ddp_ignores)
 
 
 def killed_in_its_last_leaf(comm):
@@ -489,6 +518,14 @@ def test_a_leaf_has_the_same_samples_on_any_number_of_ranks():
     assert epochs[0] != epochs[1]
 
 
+def test_a_rank_without_leaves_has_no_samples():
+    idle = next(each for each in (Dealt(rank, 8) for rank in range(8)) if not each.local_leaves)
+    batches = LeafSampler(idle, 50, 2)
+    for workers in (0, 1):  # which draw ahead
+        loader = torch.utils.data.DataLoader([0] * 50, batch_sampler=batches, num_workers=workers)
+        assert next(iter(loader), None) is None
+
+
 def test_samplers_refuse_too_few_samples():
     with pytest.raises(ConfigurationError, match="takes 12 samples, and the dataset has 11"):
         LeafSampler(Dealt(0, 1), 11, 2)
@@ -498,6 +535,16 @@ def test_a_checkpoint_of_another_run_is_refused(made):
     _, sync = made
     with pytest.raises(ConfigurationError, match="has seed 9, and this LeafSync 0"):
         sync.load_state_dict({**sync.state_dict(), "seed": 9})
+    with pytest.raises(ConfigurationError, match=r"lacks .* no LeafSync's"):
+        sync.load_state_dict({})
+
+
+def test_a_model_has_one_leaf_sync(made):
+    model, sync = made
+    with pytest.raises(ConfigurationError, match=r"0\.weight is another LeafSync's already"):
+        LeafSync(torch.nn.Sequential(model), 2, group=sync._comm)
+    sync.close()
+    LeafSync(model, 2, group=sync._comm).close()
 
 
 def test_a_leaf_is_compared_with_another_launchs(made, tmp_path, capsys):
@@ -520,3 +567,45 @@ def test_a_leaf_is_compared_with_another_launchs(made, tmp_path, capsys):
         model[0].weight.add_(1)
     with pytest.raises(ConfigurationError, match="is of weights"):
         sync.compare_leaf(path, 2, compute)
+
+
+def test_a_comparison_leaves_no_trace(alone, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    sync = LeafSync(model, 1, group=alone)
+
+    def compute():
+        model(torch.arange(12.0).reshape(4, 3)).square().sum().backward()
+
+    with sync.leaf(0):
+        compute()
+    sync.finish()
+    gradients = [(each.grad, each.grad.clone()) for each in model.parameters()]
+    buffers = [each.clone() for each in model.buffers()]
+    with torch.no_grad():
+        model[0].weight.mul_(3)  # others than those of the leaf before
+    sync.compare_leaf(tmp_path / "leaf.json", 0, compute)
+    assert all(now.grad is was for now, (was, _) in zip(model.parameters(), gradients, strict=True))
+    assert all(torch.equal(*each) for each in gradients)
+    assert all(torch.equal(*each) for each in zip(model.buffers(), buffers, strict=True))
+
+
+def test_what_is_no_comparison_is_refused(made, tmp_path):
+    model, sync = made
+    path = tmp_path / "leaf.json"
+    with pytest.raises(ConfigurationError, match="leaf is 4, not 0 to 3"):
+        sync.compare_leaf(path, 4, lambda: backward(model))
+    with pytest.raises(ConfigurationError, match="of leaf 3 has no backward"):
+        sync.compare_leaf(path, 3, lambda: None)
+    assert not path.exists()
+    for text in ("{", "[]", '{"leaf": 1}'):
+        path.write_text(text)
+        with pytest.raises(ConfigurationError, match=r"leaf\.json is there, and is not of"):
+            sync.compare_leaf(path, 3, lambda: backward(model))
+
+
+def test_a_comparison_needs_no_hard_links(made, tmp_path, monkeypatch):
+    model, sync = made
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError()))
+    for _ in range(2):
+        assert sync.compare_leaf(tmp_path / "leaf.json", 3, lambda: backward(model)) is None
+    assert [each.name for each in tmp_path.iterdir()] == ["leaf.json"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from pycollective.errors import ConfigurationError
 
 _ABOUT = ("weights", "leaves", "seed", "step", "leaf")
+_WITH = ("threads", "torch", "instructions", "gradients")
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -45,7 +47,7 @@ def compare(path: Path, about: list[Any], gradients: dict[str, str]) -> str | No
     if _write_first(path, json.dumps(mine, indent=1)):
         print(f"leaf {mine['leaf']}: wrote {len(gradients)} gradients to {path} ({here})")
         return None
-    other = json.loads(path.read_text())
+    other = _read(path)
     for name in _ABOUT:
         if other[name] != mine[name]:
             raise ConfigurationError(
@@ -70,6 +72,38 @@ def _circumstances(of: dict[str, Any]) -> str:
     return f"{of['threads']} thread(s), torch {of['torch']}, {of['instructions']}"
 
 
+@contextmanager
+def put_back(module: torch.nn.Module) -> Iterator[None]:
+    """Leave gradients and buffers as they were."""
+    gradients = [(each, each.grad) for each in module.parameters()]
+    buffers = [
+        (owner, name, buffer, buffer.detach().clone())
+        for owner in module.modules()
+        for name, buffer in owner.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for owner, name, buffer, before in buffers:
+            buffer.detach().copy_(before)
+            setattr(owner, name, buffer)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What another launch has written."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or {*found} != {*_ABOUT, *_WITH}:
+        raise ConfigurationError(
+            f"compare_leaf: {path} is there, and is not of compare_leaf: name another file"
+        )
+    return found
+
+
 def _write_first(path: Path, text: str) -> bool:
     """Write the file whole; False if it is there, as another rank may have made it meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,9 +111,14 @@ def _write_first(path: Path, text: str) -> bool:
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-        with suppress(FileExistsError):
+        try:
             os.link(name, path)
-            return True
-        return False
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without hard links
+            if path.exists():
+                return False
+            os.replace(name, path)
+        return True
     finally:
-        os.unlink(name)
+        Path(name).unlink(missing_ok=True)

@@ -22,7 +22,8 @@ class LeafSampler(Sampler[list[int]]):
     for another epoch's order.
 
     An iteration begins with the step that `sync` is at, so a run that is resumed by
-    ``sync.load_state_dict`` goes on with the samples that it would have had.
+    ``sync.load_state_dict`` goes on with the samples that it would have had. What iterates already
+    does not notice it. On a rank without leaves an iteration is empty.
 
     Args:
         sync: whose leaves, seed and step they are.
@@ -51,6 +52,8 @@ class LeafSampler(Sampler[list[int]]):
         self.steps_per_epoch = samples // step
 
     def __iter__(self) -> Iterator[list[int]]:
+        if not self._sync.local_leaves:
+            return
         size = self._micro_batch
         epoch, step = divmod(self._sync.step, self.steps_per_epoch)
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -98,7 +98,16 @@ class LeafSync:
         module = model if ddp is None else ddp.module
         trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         _refuse_parameters(trained, grad_dtype)
-        self._comm, self._owns_comm = _communicator(group)
+        if ddp is not None and (
+            ignored := [n for n, _ in trained if n in ddp.parameters_to_ignore]
+        ):
+            raise ConfigurationError(
+                f"LeafSync: DistributedDataParallel was told to ignore {ignored[0]}, whose weights "
+                "would differ from rank to rank: freeze it (requires_grad_(False)), or do not "
+                "ignore it"
+            )
+        self._undo = ExitStack()  # what close() does
+        self._comm = _communicator(group, self._undo)
         self.leaves = integer(leaves, "leaves")
         self.local_leaves = leaves_of(self._comm.rank, self._comm.size, self.leaves)
         self.seed = integer(seed, "seed")
@@ -110,7 +119,8 @@ class LeafSync:
         else:
             # Its first forward would send buffers, as its constructor has: in the last leaf of one
             # rank, and not in that of another.
-            ddp.require_forward_param_sync = False
+            before, ddp.require_forward_param_sync = ddp.require_forward_param_sync, False
+            self._undo.callback(setattr, ddp, "require_forward_param_sync", before)
         self._module = module
         self._no_sync: Callable[[], AbstractContextManager[None]] = (
             nullcontext if ddp is None else ddp.no_sync
@@ -125,7 +135,7 @@ class LeafSync:
         self._rows = np.zeros((self._comm.size, len(_HEADER)), np.int64)
         self._complete = False  # the last step, and nobody asked yet
         self._broken = ""
-        self._hooks = self._listen(model, grad_dtype)
+        self._listen(model, grad_dtype)
 
     @contextmanager
     def leaf(self, leaf: int, count: int | None = None) -> Iterator[None]:
@@ -198,7 +208,8 @@ class LeafSync:
         The first to call it writes the file, and who calls it later compares. So run it under one
         rank and then under four, or on two machines, with the same weights: it tells a kernel that
         depends on the launch from a sum that does. What is found is printed, with both numbers of
-        threads. Local; any rank may compute any leaf; nothing is averaged.
+        threads. Local; any rank may compute any leaf; nothing is averaged, and every ``.grad`` and
+        buffer is afterwards as it was.
 
         Args:
             path: of the file; remove it to begin anew.
@@ -211,9 +222,13 @@ class LeafSync:
 
         Raises:
             ConfigurationError: the file is of another model, other weights, another seed, step or
-                leaf; a step is under way.
+                leaf, or not such a file; `compute` has no backward, or more than one; a step is
+                under way.
         """
         self._refuse_broken()
+        leaf = integer(leaf, "leaf")
+        if not 0 <= leaf < self.leaves:
+            raise ConfigurationError(f"compare_leaf: leaf is {leaf}, not 0 to {self.leaves - 1}")
         if self._given or self._receive is not None:
             raise ConfigurationError("compare_leaf: a step is under way; call it between steps")
         gradients: dict[str, str] = {}
@@ -227,8 +242,11 @@ class LeafSync:
         weights = sha256()
         for each in self._module.parameters():
             weights.update(comparison.digest(each.detach()).encode())
-        with self._computing(leaf, receive):
+        with comparison.put_back(self._module), self._computing(leaf, receive):
             compute()
+        self._refuse_broken()
+        if not gradients:
+            raise ConfigurationError(f"compare_leaf: `compute` of leaf {leaf} has no backward")
         about = [weights.hexdigest(), self.leaves, self.seed, self.step, leaf]
         return comparison.compare(Path(path), about, gradients)
 
@@ -241,10 +259,12 @@ class LeafSync:
 
         Raises:
             ConfigurationError: it is of a run with other leaves or another seed, whose bits these
-                would not be; or a step is under way.
+                would not be, or of no LeafSync; or a step is under way.
         """
         if self._given:
             raise ConfigurationError("load_state_dict: a step is under way")
+        if lacking := [name for name in self.state_dict() if name not in state]:
+            raise ConfigurationError(f"the checkpoint lacks {lacking}: it is no LeafSync's")
         for name in ("leaves", "seed"):
             if state[name] != getattr(self, name):
                 raise ConfigurationError(
@@ -259,12 +279,11 @@ class LeafSync:
         return sum(each.accumulator.nbytes + each.averages.nbytes for each in self._buckets)
 
     def close(self) -> None:
-        """Take the hooks off the model, which is then as it was but for its ``.grad``."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        if self._owns_comm:
-            self._comm.close()
+        """Leave the model as it was, but for its ``.grad``.
+
+        A gradient whose dtype is not its parameter's own (`grad_dtype`) is dropped.
+        """
+        self._undo.close()
 
     # --- A leaf.
 
@@ -476,8 +495,8 @@ class LeafSync:
             first = int(np.flatnonzero((rows != rows[0]).any(axis=0))[0]) // 8
             agree(all_gather, "LeafSync", lambda: described[first], check_first)
 
-    def _listen(self, model: torch.nn.Module, grad_dtype: torch.dtype | None) -> list[Any]:
-        """Hooks on each parameter, and on forward."""
+    def _listen(self, model: torch.nn.Module, grad_dtype: torch.dtype | None) -> None:
+        """Hook each parameter, and forward."""
 
         # A function, not a method: who copies the model, as averages of weights do, copies none of
         # this, whose communicator cannot be. torch.compile guards on all that it reads, so it reads
@@ -489,19 +508,16 @@ class LeafSync:
                     "its gradients would be averaged with nobody's (eval() and no_grad() are free)"
                 )
 
-        hooks: list[Any] = [
-            each.register_forward_pre_hook(inside) for each in {model, self._module}
-        ]
+        for each in {model, self._module}:
+            self._undo.callback(each.register_forward_pre_hook(inside).remove)
         for bucket in self._buckets:
             for place, parameter in enumerate(bucket.parameters):
                 if grad_dtype is not None and grad_dtype != parameter.dtype:
+                    self._undo.callback(_set_grad_dtype, parameter, parameter.grad_dtype)
                     parameter.grad_dtype = None  # any: backward's own, then ours
-                hooks.append(
-                    parameter.register_post_accumulate_grad_hook(
-                        _Listener(self._came, bucket, place)
-                    )
-                )
-        return hooks
+                listener = _Listener(self._came, bucket, place)
+                hook: Any = parameter.register_post_accumulate_grad_hook(listener)
+                self._undo.callback(hook.remove)
 
     def _came(self, bucket: Bucket, place: int) -> None:
         """Take what backward has made; an error stays, even if the caller of backward drops it."""
@@ -537,13 +553,21 @@ def _twice(name: str, leaf: int) -> ConfigurationError:
     )
 
 
-def _communicator(group: dist.ProcessGroup | Communicator | None) -> tuple[Communicator, bool]:
-    """The ranks, and whether they were joined here."""
+def _communicator(group: dist.ProcessGroup | Communicator | None, undo: ExitStack) -> Communicator:
+    """The ranks; if they are joined here, `undo` leaves them."""
     if isinstance(group, Communicator):
-        return group, False
+        return group
     if group is None and not dist.is_initialized():
-        return init(), True
-    return communicator_of(group, "LeafSync"), False
+        comm = init()
+        undo.callback(comm.close)
+        return comm
+    return communicator_of(group, "LeafSync")
+
+
+def _set_grad_dtype(parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> None:
+    if parameter.grad is not None and dtype not in (None, parameter.grad.dtype):
+        parameter.grad = None  # torch refuses a gradient of another dtype
+    parameter.grad_dtype = dtype
 
 
 def _refuse_options(ddp: DistributedDataParallel) -> None:
@@ -571,6 +595,11 @@ def _refuse_parameters(
     if not trained:
         raise ConfigurationError("LeafSync: the model has no parameter that requires a gradient")
     for name, parameter in trained:
+        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        if any(isinstance(hook, _Listener) for hook in hooks.values()):
+            raise ConfigurationError(
+                f"LeafSync: {name} is another LeafSync's already; close() that one first"
+            )
         if parameter.device.type != "cpu":
             raise ConfigurationError(
                 f"LeafSync: {name} is on {parameter.device}; it works on the CPU alone so far"
