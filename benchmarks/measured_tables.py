@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/measured.md from the files of results/.
+"""Writes the tables of README.md and of docs/ from the files of results/.
 
 A table stands between `<!-- BEGIN its name -->` and `<!-- END its name -->`. What is there is
 replaced, so that no number of them is written by hand.
@@ -192,6 +192,30 @@ def accumulator() -> str:
     return _table(("fp32 sum of", "NumPy, `e += g`", *ways), rows)
 
 
+def leaf_step() -> str:
+    """Steps of LeafSync beside DistributedDataParallel's, and the memory that it holds."""
+    record = json.loads((RESULTS / "leaf_step.json").read_text())
+    rows = []
+    for found in (record[size] for size in ("1.3 M", "9 M")):
+        copy = 4 * found["parameters"]
+        held = [f"{each / copy:.2f}" for each in found["held_bytes"].values()]
+        for row in found["rows"]:
+            one, four = row["leaves"] / row["hook"], row["leaves 4"]
+            limit = row["hook 4"] + 4 * row["pass"]
+            rows.append(
+                (
+                    f"{found['parameters'] / 1e6:.1f} M",
+                    _time(row["hook"]),
+                    f"{_time(row['leaves'])}: {one:.2f}, {'met' if one <= 1.02 else 'missed'}",
+                    *(_time(row["hook 4"]), _time(row["pass"])),
+                    f"{_time(four)}: {'met' if four <= limit else 'missed'}",
+                    " and ".join(held),
+                )
+            )
+    head = ("Parameters", "One micro-batch a rank: DDP", "LeafSync", "Four: DDP", "An addition")
+    return _table((*head, "LeafSync", "Held for one and four, fp32 copies"), rows)
+
+
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"measured": readme},
     "docs/measured.md": {
@@ -203,6 +227,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "two hosts": two_hosts,
         "accumulator": accumulator,
     },
+    "docs/any_number_of_ranks.md": {"leaf steps": leaf_step},
 }
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import astuple
+from unittest import mock
 
 import pytest
 import sklearn.datasets  # noqa: F401  ranks are forks of a process that has it, and
@@ -29,6 +30,16 @@ def pool():
         yield pools
 
 
+def dropout_first():
+    """While it holds, the digits' network begins with dropout."""
+    network = leaf_training._network
+
+    def with_dropout(task):
+        return torch.nn.Sequential(torch.nn.Dropout(0.1), network(task))
+
+    return mock.patch.object(leaf_training, "_network", with_dropout)
+
+
 def trained(comm, numbers, leaves, steps, topology, ddp):
     """The digest of the digits' weights."""
     torch.set_num_threads(1)
@@ -38,7 +49,8 @@ def trained(comm, numbers, leaves, steps, topology, ddp):
         group = dist.new_group()
     finally:
         del os.environ["PYCOLLECTIVE_TOPOLOGY"]
-    result = train("digits", numbers, leaves, steps, group, ddp)
+    with dropout_first():
+        result = train("digits", numbers, leaves, steps, group, ddp)
     hosts = {*communicator_of(group, "").host_of}
     dist.destroy_process_group(group)
     assert len(hosts) == (2 if topology else 1)
@@ -69,7 +81,8 @@ def trained_by_gloo(comm):
     standing_group(comm)
     group = dist.new_group(backend="gloo")
     try:
-        return train_by_gloo("digits", "fp32", 6, 3, group).digest
+        with dropout_first():
+            return train_by_gloo("digits", "fp32", 6, 3, group).digest
     finally:
         dist.destroy_process_group(group)
 
