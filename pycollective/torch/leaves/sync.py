@@ -56,7 +56,8 @@ class LeafSync:
     Without DistributedDataParallel, parameters and buffers become rank 0's here. With it, its
     ``no_sync`` holds all the time, so what it was told of buckets does not matter. Its options
     ``static_graph``, ``delay_all_reduce_named_params`` and ``mixed_precision`` are refused.
-    Collective, as is the last of a rank's leaves; not for several threads.
+    Collective, as is the last of a rank's leaves; not for several threads. A model has one at a
+    time, and which of its parameters require a gradient does not change before `close`.
 
     Args:
         model: a module, or DistributedDataParallel around one, with parameters on the CPU.
@@ -154,7 +155,8 @@ class LeafSync:
 
         Raises:
             ConfigurationError: the leaf is not this rank's, or was given already; there is no
-                backward, or more than one; or a leaf has raised before.
+                backward, or more than one; other parameters require a gradient than at the
+                beginning; or a leaf has raised before.
             CollectiveMismatch: the ranks are not at the same step, or some leaves have a count.
             CollectiveError: as `Communicator.all_reduce`.
         """
@@ -182,7 +184,8 @@ class LeafSync:
         Only a rank without leaves must call it. Where a rank has some, it says what lacks.
 
         Raises:
-            ConfigurationError: a leaf of this step was not given.
+            ConfigurationError: a leaf of this step was not given; or other parameters require a
+                gradient than at the beginning.
             CollectiveError: as `leaf`, on a rank without leaves.
         """
         self._refuse_broken()
@@ -271,7 +274,7 @@ class LeafSync:
                     f"the checkpoint has {name} {state[name]}, and this LeafSync "
                     f"{getattr(self, name)}: the training would have other bits"
                 )
-        self.step = state["step"]
+        self.step = integer(state["step"], "the checkpoint's step")
 
     @property
     def nbytes(self) -> int:
