@@ -169,7 +169,7 @@ def told_apart(comm, case):
 ALIKE = {
     "shape": "the first is weight of torch.float32, shape (3, 3), strides (3, 1), not weight of",
     "strides": "first is weight of torch.float32, shape (2, 3), strides (1, 2), not weight of",
-    "number": "rank(s) 1 have other numbers of parameters than rank 0: 1, not 2",
+    "number": "1 have other parameters than rank 0; the first is none, not bias of",
     "count": "step 0: 2 of 4 leaves have a count=",
     "threads": "rank(s) 1 have other threads",
     "leaves": "rank(s) 1 have other leaves than rank 0: 5, not 4",

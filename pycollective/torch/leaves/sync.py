@@ -465,8 +465,7 @@ class LeafSync:
             "grad_dtype": str(grad_dtype),
             "bucket_cap_mb": bucket_cap_mb,
             "threads (torch.set_num_threads, OMP_NUM_THREADS)": torch.get_num_threads(),
-            "numbers of parameters": len(described),
-            _PARAMETERS: sha256(repr(described).encode()).hexdigest(),
+            _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
         }
 
         def check(said: list[dict[str, Any]]) -> None:
@@ -491,8 +490,10 @@ class LeafSync:
             return rows
 
         said = agree(all_gather, "LeafSync", lambda: mine, check)
-        if len({each[_PARAMETERS] for each in said}) > 1:
+        if any(each[_PARAMETERS] != said[0][_PARAMETERS] for each in said):
             # There may be too many to send what each is.
+            most = max(each[_PARAMETERS][0] for each in said)
+            described += ["none"] * (most - len(described))
             digests = [blake2b(each.encode(), digest_size=8).digest() for each in described]
             rows = all_gather(np.frombuffer(b"".join(digests), np.uint8))
             first = int(np.flatnonzero((rows != rows[0]).any(axis=0))[0]) // 8
