@@ -614,3 +614,8 @@ def _refuse_parameters(
                 f"LeafSync: {name} has dtype {parameter.dtype} and gradients of {wanted}, and "
                 f"leaves are added in fp32: {', '.join(map(str, _DTYPES))}"
             )
+        if wanted != parameter.dtype and not hasattr(parameter, "grad_dtype"):
+            raise ConfigurationError(
+                f"LeafSync: {name} has dtype {parameter.dtype}, and torch {torch.__version__} has "
+                f"no Tensor.grad_dtype, so its gradient cannot be {wanted}: leave grad_dtype out"
+            )
