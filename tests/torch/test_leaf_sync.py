@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import random
 import signal
+import warnings
 from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective as pc
 from pycollective import (
+    CollectiveAborted,
     CollectiveMismatch,
     ConfigurationError,
     PeerFailure,
@@ -67,11 +72,23 @@ def gradients_of(dtypes, leaves):
     ]
 
 
-def averages(comm, dtypes, leaves, options, counts=None, ddp=None):
+class Outer(torch.nn.Module):
+    """Has another module inside, as Fabric's wrapper has."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, gradients):
+        return self.inner(gradients)
+
+
+def averages(comm, dtypes, leaves, options, counts=None, ddp=None, outer=None):
     """Of the same leaves in two steps, the second in another order."""
     group = standing_group(comm)
     model = Weights(dtypes)
     run = model if ddp is None else DistributedDataParallel(model, process_group=group, **ddp)
+    run = run if outer is None else outer(run)
     sync = LeafSync(run, leaves, group=group, **options)
     given = gradients_of(dtypes, leaves)
     found = []
@@ -99,10 +116,10 @@ def wanted(dtypes, leaves, out=None, divisor=None):
         )
 
 
-def check(pool, ranks, dtypes, leaves, options=None, counts=None, ddp=None):
+def check(pool, ranks, dtypes, leaves, options=None, counts=None, ddp=None, outer=None):
     options = options or {}
     want = [*wanted(dtypes, leaves, options.get("grad_dtype"), counts and sum(counts))]
-    for steps in pool(ranks).call(averages, dtypes, leaves, options, counts, ddp):
+    for steps in pool(ranks).call(averages, dtypes, leaves, options, counts, ddp, outer):
         for step in steps:
             assert all(same_bits(*each) for each in zip(step, want, strict=True))
 
@@ -139,6 +156,36 @@ def test_under_ddp(pool, name):
     check(pool, 2, FP32, 1, ddp=DDP[name])
 
 
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("outer", [Outer, compiled])
+def test_ddp_inside_the_model_does_not_average_too(pool, outer):
+    check(pool, 2, FP32, 3, ddp={}, outer=outer)
+
+
+def two_models(comm, leaves):
+    """The gradients of two models that have a LeafSync each, over one group."""
+    group = standing_group(comm)
+    torch.manual_seed(0)
+    models = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    first, second = (LeafSync(each, leaves, group=group) for each in models)
+    for leaf in first.local_leaves:
+        with first.leaf(leaf), second.leaf(leaf):
+            models[1](models[0](torch.full((2, 4), leaf + 1.0))).sum().backward()
+    first.finish(), second.finish()
+    first.close(), second.close()
+    return [to_numpy(each.grad) for model in models for each in model.parameters()]
+
+
+def test_two_leaf_syncs_share_a_group(pool):
+    for leaves in (1, 3):
+        alone, *many = (pool(ranks).call(two_models, leaves) for ranks in (1, 2))
+        for found in many[0]:
+            assert all(same_bits(*each) for each in zip(found, alone[0], strict=True))
+
+
 # --- What the ranks must have alike.
 
 
@@ -150,6 +197,8 @@ def told_apart(comm, case):
         model.weight.data = model.weight.data.t().contiguous().t()
     if case == "number" and mine:
         model.bias.requires_grad_(False)
+    if case == "buffer":
+        model.register_buffer("kept", torch.zeros(1, dtype=torch.int64 if mine else torch.uint8))
     if case == "count":  # its other ranks' all-reduces stay without their partner
         group = dist.new_group()
     torch.set_num_threads(2 if case == "threads" and mine else 1)
@@ -169,7 +218,8 @@ def told_apart(comm, case):
 ALIKE = {
     "shape": "the first is weight of torch.float32, shape (3, 3), strides (3, 1), not weight of",
     "strides": "first is weight of torch.float32, shape (2, 3), strides (1, 2), not weight of",
-    "number": "1 have other parameters than rank 0; the first is none, not bias of",
+    "number": "first is bias (no gradient) of torch.float32, shape (2,), not bias of torch",
+    "buffer": "the first is kept (no gradient) of torch.int64, shape (1,), not kept (no gradient)",
     "count": "step 0: 2 of 4 leaves have a count=",
     "threads": "rank(s) 1 have other threads",
     "leaves": "rank(s) 1 have other leaves than rank 0: 5, not 4",
@@ -183,19 +233,81 @@ def test_ranks_are_told_what_they_have_unlike(pool, case):
         assert ALIKE[case] in said
 
 
+ODD = {  # that are not added up, or lie otherwise than they look
+    "complex64": lambda value: torch.full((3,), value, dtype=torch.complex64),
+    "uint16": lambda value: torch.full((3,), value).to(torch.uint16),
+    "float8_e4m3fnuz": lambda value: torch.full((3,), value).to(torch.float8_e4m3fnuz),
+    "conjugate": lambda value: torch.full((3,), value * 1j).conj(),
+    "negative": lambda value: torch.full((3,), value * 1j).conj().imag,
+    "expanded": lambda value: torch.full((3, 1), value).expand(3, 4),
+    "columns": lambda value: torch.full((2, 6), value)[:, ::2],
+    "no elements": lambda value: torch.full((0,), value),
+    "quantized": lambda value: torch.quantize_per_tensor(
+        torch.full((3,), value), 0.5, 1, torch.quint8
+    ),
+}
+
+
 def begun_apart(comm):
-    """Weights and a buffer, once LeafSync has them."""
-    standing_group(comm)
-    model = torch.nn.BatchNorm1d(2)
-    with torch.no_grad():
+    """Weights and buffers, once LeafSync has them; what it has warned of."""
+    group = standing_group(comm)
+    value = comm.rank + 5.0
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = torch.nn.BatchNorm1d(2)
         for each in (*model.parameters(), *model.buffers()):
-            each.fill_(comm.rank + 5)
-    LeafSync(model, 2).close()
-    return [each.detach().tolist() for each in (*model.parameters(), *model.buffers())]
+            each.data.fill_(value)
+        for name, make in ODD.items():
+            model.register_buffer(name, make(value))
+        LeafSync(model, 2, group=group).close()
+    found = [
+        (each.dequantize() if each.is_quantized else each).tolist()
+        for each in (*model.parameters(), *model.buffers())
+    ]
+    return found, [str(each.message) for each in said if "LeafSync" in str(each.message)]
 
 
-def test_all_begin_with_rank_0s_weights(pool):
-    assert pool(2).call(begun_apart) == [[[5, 5], [5, 5], [5, 5], [5, 5], 5]] * 2
+def test_all_begin_with_rank_0s_weights_and_are_warned_once_of_state(pool):
+    (first, said), (other, unsaid) = pool(2).call(begun_apart)
+    assert first == other
+    assert first[0] == [5, 5]
+    assert first[-1] == [5, 5, 5]
+    assert unsaid == []
+    assert len(said) == 1
+    assert "BatchNorm1d keeps running statistics" in said[0]
+
+
+def test_embeddings_that_renormalize_are_warned_of(alone):
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 2, max_norm=0.1), torch.nn.Linear(2, 1))
+    with pytest.warns(UserWarning, match=r"0 \(max_norm\) changes its weights in forward"):
+        sync = LeafSync(model, 1, group=alone)
+    with sync.leaf(0):
+        model(torch.tensor([1])).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def raised_in_a_leaf(comm):
+    """What another rank is told of an error in one's last leaf."""
+    model = torch.nn.Linear(3, 2)
+    sync = LeafSync(model, 2, group=standing_group(comm))
+    try:
+        with sync.leaf(comm.rank):
+            if comm.rank == 1:
+                raise KeyError("no sample")
+            model(torch.ones(1, 3)).sum().backward()
+    except (KeyError, CollectiveAborted) as error:
+        sync.close()
+        sync = LeafSync(model, 2, group=standing_group(comm))
+        with sync.leaf(comm.rank):
+            model(torch.ones(1, 3)).sum().backward()
+        sync.close()
+        return str(error)
+
+
+def test_an_error_in_a_leaf_is_told_to_all_and_another_leaf_sync_can_follow(pool):
+    told, own = pool(2).call(raised_in_a_leaf)
+    assert own == "'no sample'"
+    assert "leaf 1 of step 0 raised KeyError: 'no sample'" in told
 
 
 def closed(comm):
@@ -341,6 +453,53 @@ def frozen(model, sync):
     sync.finish()
 
 
+def steps_inside(model, sync):
+    with sync.leaf(0):
+        backward(model)
+        torch.optim.SGD(model.parameters()).step()
+
+
+def written_to(model, sync):
+    model.register_forward_pre_hook(lambda *_: model[0].weight.detach().clamp_(-1, 1))
+    with sync.leaf(0):
+        backward(model)
+
+
+def hooked(model, sync):
+    with sync.leaf(0):
+        backward(model)
+    model[0].bias.register_post_accumulate_grad_hook(steps_inside)
+    with sync.leaf(1):
+        backward(model)
+
+
+def taken(model, sync):
+    hooks = model[0].bias._post_accumulate_grad_hooks
+    with sync.leaf(0):
+        ours = hooks.copy()
+        hooks.clear()  # hooks run in this order
+        hooks.update({-1: lambda parameter: setattr(parameter, "grad", None)} | ours)
+        backward(model)
+
+
+def replaced(model, sync):
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    again(model, sync)
+
+
+def moved(model, sync):
+    model.to(torch.bfloat16)
+    again(model, sync)
+
+
+def out_of_turn(model, sync):
+    LeafSampler(sync, 100, 2)
+    with sync.leaf(0):
+        backward(model)
+    with sync.leaf(2):
+        backward(model)
+
+
 def some_counted(model, sync):
     with sync.leaf(0, count=3):
         backward(model)
@@ -369,6 +528,13 @@ REFUSED = {
     "an error that the block drops": (swallowed, "has come twice in leaf 0"),
     "a parameter that is added": (unfrozen, "3.weight does, and did not"),
     "a parameter that is frozen": (frozen, "2.weight did, and does not"),
+    "a parameter that is replaced": (replaced, "0.weight is another Parameter than when"),
+    "another dtype": (moved, "0.weight is torch.bfloat16 (4, 3) on cpu, and was torch.float32 (4"),
+    "an optimizer's step in the block": (steps_inside, "SGD steps inside leaf 0, where 0.weight"),
+    "a weight that a forward changes": (written_to, "0.weight was changed inside leaf 0"),
+    "a hook on a parameter": (hooked, "steps_inside runs in backward on 0.bias"),
+    "a gradient that is gone": (taken, "else has taken the gradient of 0.bias in backward"),
+    "a leaf out of turn": (out_of_turn, "leaf 2 is out of turn: the LeafSampler's next batch is"),
     "half a leaf": (lambda m, s: again(m, FakeLeaf(s, 0.5)), "leaf is 0.5, which is no integer"),
     "half a count": (lambda m, s: no_count(m, s, [1.5]), "leaf 0: count is 1.5"),
     "a count too large": (lambda m, s: no_count(m, s, [1 << 63]), "has count 9223372036854775808"),
@@ -423,9 +589,40 @@ def test_after_an_error_in_a_leaf_nothing_goes_on(made):
         sync.leaf(1).__enter__()
 
 
+def with_a_hook():
+    model = torch.nn.Linear(1, 1)
+    model.bias.register_post_accumulate_grad_hook(steps_inside)
+    return model
+
+
+def with_an_optimizer_in_backward():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        from torch.distributed.optim import _apply_optimizer_in_backward
+    model = torch.nn.Linear(1, 1)
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    return model
+
+
+def with_a_sparse_buffer():
+    model = torch.nn.Linear(1, 1)
+    model.register_buffer("mask", torch.eye(3).to_sparse())
+    return model
+
+
+def of_a_subclass():
+    with FakeTensorMode():
+        return torch.nn.Linear(1, 1)
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [
+        (with_a_hook(), "steps_inside runs in backward on bias"),
+        (with_an_optimizer_in_backward(), "SGD runs in backward on weight"),
+        (with_a_sparse_buffer(), "mask is torch.sparse_coo, .* make it dense"),
+        (of_a_subclass(), "weight is a FakeTensor"),
+        (torch.nn.LazyLinear(1), "weight has no shape yet, .* lazy: run a forward first"),
         (torch.nn.Linear(1, 1, dtype=torch.float64), "weight has dtype torch.float64"),
         (torch.nn.Linear(1, 1, device="meta"), "weight is on meta"),
         (torch.nn.ReLU(), "no parameter"),
@@ -443,11 +640,10 @@ def test_sparse_gradients_are_refused(alone):
         model(torch.tensor([1])).sum().backward()
 
 
-def test_a_model_may_be_copied_evaluated_and_let_go(made):
-    import copy
-
+def test_a_model_may_be_copied_saved_evaluated_and_let_go(made):
     model, sync = made
-    copy.deepcopy(model).eval()(torch.ones(1, 3))
+    copy.deepcopy(model)(torch.ones(1, 3))
+    pickle.loads(pickle.dumps(model))(torch.ones(1, 3))
     model.eval()(torch.ones(1, 3))
     with torch.no_grad():
         model.train()(torch.ones(1, 3))
@@ -529,6 +725,14 @@ def test_a_rank_without_leaves_has_no_samples():
 def test_samplers_refuse_too_few_samples():
     with pytest.raises(ConfigurationError, match="takes 12 samples, and the dataset has 11"):
         LeafSampler(Dealt(0, 1), 11, 2)
+    with pytest.raises(ConfigurationError, match=r"micro_batch is 2\.0, which is no integer"):
+        LeafSampler(Dealt(0, 1), 11, 2.0)
+
+
+def test_a_sampler_without_an_end_has_no_length():
+    loader = torch.utils.data.DataLoader([0] * 50, batch_sampler=LeafSampler(Dealt(0, 1), 50, 2))
+    with pytest.raises(TypeError, match=r"steps_per_epoch \(4\) steps of 6 batches"):
+        len(loader)
 
 
 def test_a_checkpoint_of_another_run_is_refused(made):
@@ -539,12 +743,24 @@ def test_a_checkpoint_of_another_run_is_refused(made):
         sync.load_state_dict({})
 
 
-def test_a_model_has_one_leaf_sync(made):
+def test_a_model_has_one_leaf_sync(made, alone):
     model, sync = made
     with pytest.raises(ConfigurationError, match=r"0\.weight is another LeafSync's already"):
-        LeafSync(torch.nn.Sequential(model), 2, group=sync._comm)
+        LeafSync(torch.nn.Sequential(model), 2, group=alone)
     sync.close()
-    LeafSync(model, 2, group=sync._comm).close()
+    LeafSync(model, 2, group=alone).close()
+
+
+def test_a_frozen_model_of_another_leaf_sync_may_run_in_a_leaf(made, alone):
+    generator, sync = torch.nn.Linear(2, 3), None
+    discriminator, _ = made
+    sync = LeafSync(generator, 1, group=alone)
+    discriminator.requires_grad_(False)
+    with sync.leaf(0):
+        discriminator(generator(torch.ones(2, 2))).sum().backward()
+    discriminator.requires_grad_(True)
+    with pytest.raises(ConfigurationError, match="a forward of training outside"), sync.leaf(0):
+        discriminator(generator(torch.ones(2, 2)))
 
 
 def test_a_leaf_is_compared_with_another_launchs(made, tmp_path, capsys):

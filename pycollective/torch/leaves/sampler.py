@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Sampler
 
 from pycollective.errors import ConfigurationError
-from pycollective.torch.leaves.generators import seed_of
+from pycollective.torch.leaves.generators import integer, seed_of
 from pycollective.torch.leaves.sync import LeafSync
 
 
@@ -16,10 +16,11 @@ class LeafSampler(Sampler[list[int]]):
     """Gives leaf `i` of step `s` the same samples on any number of ranks.
 
     It is a ``batch_sampler`` of `torch.utils.data.DataLoader`: a batch is a leaf's micro-batch, and
-    a rank gets its leaves' (``sync.local_leaves``, in that order), step after step. It has no end:
-    an epoch has `steps_per_epoch` steps, each sample is in one of them at most, and every epoch has
-    an order of its own. What is left of the samples when no whole step can be made of them waits
-    for another epoch's order.
+    a rank gets its leaves' (``sync.local_leaves``, in that order), step after step. Beside one
+    ``sync.leaf`` takes leaves in that order alone. It has no end, so ``for x, y in loader`` never
+    ends, and ``len(loader)`` raises: an epoch has `steps_per_epoch` steps, each sample is in one of
+    them at most, and every epoch has an order of its own. What is left of the samples when no whole
+    step can be made of them waits for another epoch's order.
 
     An iteration begins with the step that `sync` is at, so a run that is resumed by
     ``sync.load_state_dict`` goes on with the samples that it would have had. What iterates already
@@ -38,6 +39,8 @@ class LeafSampler(Sampler[list[int]]):
     """
 
     def __init__(self, sync: LeafSync, samples: int, micro_batch: int) -> None:
+        samples = integer(samples, "LeafSampler: samples")
+        micro_batch = integer(micro_batch, "LeafSampler: micro_batch")
         if micro_batch < 1:
             raise ConfigurationError(f"LeafSampler: micro_batch is {micro_batch}, not 1 or more")
         step = sync.leaves * micro_batch
@@ -50,6 +53,14 @@ class LeafSampler(Sampler[list[int]]):
         self._samples = samples
         self._micro_batch = micro_batch
         self.steps_per_epoch = samples // step
+        sync.in_order = True
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "a LeafSampler has no end, and so neither has its DataLoader: an epoch is "
+            f"steps_per_epoch ({self.steps_per_epoch}) steps of {len(self._sync.local_leaves)} "
+            "batches on this rank"
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
         if not self._sync.local_leaves:

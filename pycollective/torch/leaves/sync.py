@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -12,23 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from pycollective._core import Work
 from pycollective.agree import agree
 from pycollective.bootstrap.init import init
 from pycollective.communicator import Communicator
 from pycollective.deal import leaves_of
-from pycollective.errors import CollectiveMismatch, ConfigurationError, named
+from pycollective.errors import CollectiveError, CollectiveMismatch, ConfigurationError, named
 from pycollective.torch.backend import communicator_of
 from pycollective.torch.leaves import comparison
-from pycollective.torch.leaves.buckets import Bucket, buckets_of, strides_of
+from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
+from pycollective.torch.leaves.model import Listener, Model, ddps_of
 
-_DTYPES = (
-    *(torch.float32, torch.bfloat16, torch.float16),
-    *(torch.float8_e4m3fn, torch.float8_e5m2),
-)
 _MIB = 1 << 20
 
 
@@ -53,14 +49,16 @@ class LeafSync:
     ``.grad`` are views of memory that the next step's averages overwrite; `leaf` makes ``.grad``
     None, so ``zero_grad`` is not needed. A parameter that a leaf does not use counts as +0 in it.
 
-    Without DistributedDataParallel, parameters and buffers become rank 0's here. With it, its
-    ``no_sync`` holds all the time, so what it was told of buckets does not matter. Its options
-    ``static_graph``, ``delay_all_reduce_named_params`` and ``mixed_precision`` are refused.
-    Collective, as is the last of a rank's leaves; not for several threads. A model has one at a
-    time, and which of its parameters require a gradient does not change before `close`.
+    Without DistributedDataParallel, parameters and buffers become rank 0's here. With it, around
+    the model or inside, its ``no_sync`` holds all the time, so what it was told of buckets does not
+    matter. Its options ``static_graph``, ``delay_all_reduce_named_params`` and ``mixed_precision``
+    are refused. Collective, as is the last of a rank's leaves; not for several threads. Its calls
+    mix with no others of the group. A model has one at a time, and which of its parameters require
+    a gradient does not change before `close`. Weights change between steps alone: an optimizer that
+    steps in a leaf or in backward is refused.
 
     Args:
-        model: a module, or DistributedDataParallel around one, with parameters on the CPU.
+        model: a module with parameters on the CPU, compiled or in DistributedDataParallel or not.
         leaves: M, of a step, over all ranks.
         seed: of what `leaf` seeds, and of `LeafSampler`.
         grad_dtype: of the averages, such as ``torch.float32`` for weights in bfloat16; None for
@@ -75,11 +73,16 @@ class LeafSync:
         local_leaves: this rank's, a range.
         seed: as given.
         step: steps that are done.
+        in_order: whether leaves must come in the order of `local_leaves`; a `LeafSampler` sets it.
 
     Raises:
-        ConfigurationError: an argument or the model cannot be used so; says what.
-        CollectiveMismatch: the ranks give other arguments, other parameters, or compute with
-            other numbers of threads.
+        ConfigurationError: on all ranks, an argument or the model of one cannot be used so; says
+            what.
+        CollectiveMismatch: the ranks give other arguments, other parameters or buffers, or compute
+            with other numbers of threads.
+
+    Warns:
+        UserWarning: a module keeps what differs from rank to rank, as BatchNorm does.
     """
 
     def __init__(
@@ -92,40 +95,27 @@ class LeafSync:
         bucket_cap_mb: float = 6.0,
         group: dist.ProcessGroup | Communicator | None = None,
     ) -> None:
-        ddp = model if isinstance(model, DistributedDataParallel) else None
-        if ddp is not None:
-            _refuse_options(ddp)
-            group = group or ddp.process_group
-        module = model if ddp is None else ddp.module
-        trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        _refuse_parameters(trained, grad_dtype)
-        if ddp is not None and (
-            ignored := [n for n, _ in trained if n in ddp.parameters_to_ignore]
-        ):
-            raise ConfigurationError(
-                f"LeafSync: DistributedDataParallel was told to ignore {ignored[0]}, whose weights "
-                "would differ from rank to rank: freeze it (requires_grad_(False)), or do not "
-                "ignore it"
-            )
-        self._undo = ExitStack()  # what close() does
-        self._comm = _communicator(group, self._undo)
+        if group is None and (ddps := ddps_of(model)):
+            group = ddps[0].process_group
         self.leaves = integer(leaves, "leaves")
-        self.local_leaves = leaves_of(self._comm.rank, self._comm.size, self.leaves)
         self.seed = integer(seed, "seed")
         self.step = 0
-        self._agree(trained, grad_dtype, bucket_cap_mb)
-        if ddp is None:
-            for tensor in (*model.parameters(), *model.buffers()):
-                self._comm.broadcast(tensor.detach())
-        else:
+        self.in_order = False
+        with ExitStack() as undo:
+            self._comm = _communicator(group)
+            undo.callback(self._comm.close)
+            self._model = self._agree(model, grad_dtype, bucket_cap_mb)
+            self.local_leaves = leaves_of(self._comm.rank, self._comm.size, self.leaves)
+            self._model.broadcast(self._comm)
+            self._undo = undo.pop_all()  # what close() does
+        if self._comm.rank == 0:
+            self._model.warn_of_state()
+        for ddp in self._model.ddps:
             # Its first forward would send buffers, as its constructor has: in the last leaf of one
             # rank, and not in that of another.
             before, ddp.require_forward_param_sync = ddp.require_forward_param_sync, False
             self._undo.callback(setattr, ddp, "require_forward_param_sync", before)
-        self._module = module
-        self._no_sync: Callable[[], AbstractContextManager[None]] = (
-            nullcontext if ddp is None else ddp.no_sync
-        )
+        trained = self._model.trained
         self._names = {id(parameter): name for name, parameter in trained}
         self._buckets = buckets_of(trained, self.leaves, grad_dtype, bucket_cap_mb * _MIB)
         self._is_open = False  # a leaf
@@ -136,7 +126,7 @@ class LeafSync:
         self._rows = np.zeros((self._comm.size, len(_HEADER)), np.int64)
         self._complete = False  # the last step, and nobody asked yet
         self._broken = ""
-        self._listen(model, grad_dtype)
+        self._listen(grad_dtype)
 
     @contextmanager
     def leaf(self, leaf: int, count: int | None = None) -> Iterator[None]:
@@ -147,16 +137,18 @@ class LeafSync:
         drawn. The last of this rank's leaves averages: at its end ``.grad`` is there.
 
         Args:
-            leaf: one of `local_leaves` that this step does not have yet, in any order.
+            leaf: one of `local_leaves` that this step does not have yet; in any order, or, where
+                there is a `LeafSampler`, the next.
             count: of what the loss is a sum over, such as tokens. The gradients are then divided by
                 the counts of all leaves together, not by M: a mean over tokens, however many each
                 leaf has. All leaves of a step have one, or none. float32 must hold their sum
                 exactly: up to 2**24 it does.
 
         Raises:
-            ConfigurationError: the leaf is not this rank's, or was given already; there is no
-                backward, or more than one; other parameters require a gradient than at the
-                beginning; or a leaf has raised before.
+            ConfigurationError: the leaf is not this rank's or not its turn, or was given already;
+                there is no backward, or more than one; a weight has changed in the block; the
+                model is not as it was at the beginning; or a leaf has raised before. The other
+                ranks' calls end with `CollectiveAborted`.
             CollectiveMismatch: the ranks are not at the same step, or some leaves have a count.
             CollectiveError: as `Communicator.all_reduce`.
         """
@@ -164,18 +156,22 @@ class LeafSync:
         try:
             if self._all_given:
                 self._issue_header()
-            with self._computing(leaf, partial(self._add, leaf)):
+            computing = self._computing(leaf, partial(self._add, leaf))
+            with self._model.unchanged(leaf), computing:
                 yield
             self._refuse_broken()
             if all(each.missing == len(each.parameters) for each in self._buckets):
-                raise ConfigurationError(f"leaf {leaf} has no backward in its block")
+                raise ConfigurationError(
+                    f"leaf {leaf} has no backward in its block: to skip it, as for a NaN, give it "
+                    "zeros, (0 * sum(each.sum() for each in model.parameters())).backward()"
+                )
             for bucket in self._buckets:
                 if not bucket.added:
                     bucket.add(leaf)
             if self._all_given:
                 self._end_step()
         except BaseException as error:
-            self._broken = f"leaf {leaf} of step {self.step} raised {type(error).__name__}: {error}"
+            self._break(f"leaf {leaf} of step {self.step} raised", error)
             raise
 
     def finish(self) -> None:
@@ -189,13 +185,13 @@ class LeafSync:
             CollectiveError: as `leaf`, on a rank without leaves.
         """
         self._refuse_broken()
-        self._refuse_others_trained()
+        self._model.refuse_changed()
         if not self.local_leaves:
             try:
                 self._issue_header()
                 self._end_step()
             except BaseException as error:
-                self._broken = f"step {self.step} raised {type(error).__name__}: {error}"
+                self._break(f"step {self.step} raised", error)
                 raise
         elif not self._complete:
             lacking = [leaf for leaf in self.local_leaves if leaf not in self._given]
@@ -243,9 +239,9 @@ class LeafSync:
             gradients[name] = comparison.digest(gradient)
 
         weights = sha256()
-        for each in self._module.parameters():
+        for each in self._model.module.parameters():
             weights.update(comparison.digest(each.detach()).encode())
-        with comparison.put_back(self._module), self._computing(leaf, receive):
+        with comparison.put_back(self._model.module), self._computing(leaf, receive):
             compute()
         self._refuse_broken()
         if not gradients:
@@ -294,7 +290,7 @@ class LeafSync:
         """Note a leaf, and return its number; or refuse it, and change nothing."""
         leaf = integer(leaf, "leaf")
         self._refuse_broken()
-        self._refuse_others_trained()
+        self._model.refuse_changed()
         if leaf not in self.local_leaves:
             mine = self.local_leaves
             has = f"{mine.start} to {mine.stop - 1}" if mine else "none"
@@ -308,6 +304,10 @@ class LeafSync:
             lacking = [each for each in self.local_leaves if each not in self._given]
             raise ConfigurationError(
                 f"leaf {leaf} was given to step {self.step} already, which lacks leaves {lacking}"
+            )
+        if self.in_order and leaf != (turn := self.local_leaves[len(self._given)]):
+            raise ConfigurationError(
+                f"leaf {leaf} is out of turn: the LeafSampler's next batch is of leaf {turn}"
             )
         number = -1 if count is None else integer(count, f"leaf {leaf}: count")
         if count is not None and not 0 <= number <= _MOST_COUNT:
@@ -325,7 +325,7 @@ class LeafSync:
             bucket.begin()
         self._receive, self._is_open = receive, True
         try:
-            with seeded(seed_of(self.seed, self.step, leaf)), self._no_sync():
+            with seeded(seed_of(self.seed, self.step, leaf)), self._model.no_sync():
                 yield
         finally:
             self._receive, self._is_open = None, False
@@ -345,7 +345,10 @@ class LeafSync:
         """Take it from the parameter, whose name comes with it."""
         parameter = bucket.parameters[place]
         name, gradient = self._names[id(parameter)], parameter.grad
-        assert gradient is not None
+        if gradient is None:
+            raise ConfigurationError(
+                f"something else has taken the gradient of {name} in backward; step after finish()"
+            )
         parameter.grad = None
         if gradient.is_sparse:
             raise ConfigurationError(
@@ -363,23 +366,11 @@ class LeafSync:
         if self._broken:
             raise ConfigurationError(f"this LeafSync cannot go on: {self._broken}")
 
-    def _refuse_others_trained(self) -> None:
-        """Refuse a model whose parameters that require a gradient are not those of the beginning.
-
-        The gradients of others would be this rank's alone.
-        """
-        if [id(each) for each in self._module.parameters() if each.requires_grad] == [*self._names]:
-            return
-        now = {id(p): name for name, p in self._module.named_parameters() if p.requires_grad}
-        more = [name for key, name in now.items() if key not in self._names]
-        less = [name for key, name in self._names.items() if key not in now]
-        which = f"{more[0]} does, and did not" if more else f"{less[0]} did, and does not"
-        if not more and not less:
-            which = "they have another order"
-        raise ConfigurationError(
-            "other parameters require a gradient than when this LeafSync was made: "
-            f"{which}; close() it, and make another with its state_dict()"
-        )
+    def _break(self, what: str, error: BaseException) -> None:
+        """Note that no step can follow, and let no other rank wait for this one."""
+        self._broken = f"{what} {type(error).__name__}: {error}"
+        if not isinstance(error, CollectiveError):  # which the others have, or will
+            self._comm.abort(self._broken)
 
     # --- A step.
 
@@ -449,24 +440,23 @@ class LeafSync:
     # --- At the beginning.
 
     def _agree(
-        self,
-        trained: list[tuple[str, torch.nn.Parameter]],
-        grad_dtype: torch.dtype | None,
-        bucket_cap_mb: float,
-    ) -> None:
-        """Raise on all ranks where one was told otherwise."""
-        described = [
-            f"{name} of {each.dtype}, shape {tuple(each.shape)}, strides {strides_of(each)}"
-            for name, each in trained
-        ]
-        mine = {
-            "leaves": self.leaves,
-            "seed": self.seed,
-            "grad_dtype": str(grad_dtype),
-            "bucket_cap_mb": bucket_cap_mb,
-            "threads (torch.set_num_threads, OMP_NUM_THREADS)": torch.get_num_threads(),
-            _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
-        }
+        self, model: torch.nn.Module, grad_dtype: torch.dtype | None, bucket_cap_mb: float
+    ) -> Model:
+        """Look at the model; raise on all ranks where one was told otherwise, or refuses it."""
+        found: list[Model] = []
+        described: list[str] = []
+
+        def mine() -> dict[str, Any]:
+            found.append(Model(model, grad_dtype))
+            described.extend(found[0].described())
+            return {
+                "leaves": self.leaves,
+                "seed": self.seed,
+                "grad_dtype": str(grad_dtype),
+                "bucket_cap_mb": bucket_cap_mb,
+                "threads (torch.set_num_threads, OMP_NUM_THREADS)": torch.get_num_threads(),
+                _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
+            }
 
         def check(said: list[dict[str, Any]]) -> None:
             for what, value in said[0].items():
@@ -480,8 +470,8 @@ class LeafSync:
         def check_first(said: list[str]) -> None:
             other = next(rank for rank, each in enumerate(said) if each != said[0])
             raise CollectiveMismatch(
-                f"LeafSync: {named([other])} have other parameters than rank 0; the first is "
-                f"{said[other]}, not {said[0]}"
+                f"LeafSync: {named([other])} have other parameters or buffers than rank 0; the "
+                f"first is {said[other]}, not {said[0]}"
             )
 
         def all_gather(row: Any) -> Any:
@@ -489,7 +479,7 @@ class LeafSync:
             self._comm.all_gather(rows, row)
             return rows
 
-        said = agree(all_gather, "LeafSync", lambda: mine, check)
+        said = agree(all_gather, "LeafSync", mine, check)
         if any(each[_PARAMETERS] != said[0][_PARAMETERS] for each in said):
             # There may be too many to send what each is.
             most = max(each[_PARAMETERS][0] for each in said)
@@ -498,28 +488,19 @@ class LeafSync:
             rows = all_gather(np.frombuffer(b"".join(digests), np.uint8))
             first = int(np.flatnonzero((rows != rows[0]).any(axis=0))[0]) // 8
             agree(all_gather, "LeafSync", lambda: described[first], check_first)
+        return found[0]
 
-    def _listen(self, model: torch.nn.Module, grad_dtype: torch.dtype | None) -> None:
+    def _listen(self, grad_dtype: torch.dtype | None) -> None:
         """Hook each parameter, and forward."""
-
-        # A function, not a method: who copies the model, as averages of weights do, copies none of
-        # this, whose communicator cannot be. torch.compile guards on all that it reads, so it reads
-        # nothing that changes from leaf to leaf: each would be compiled anew, the ninth not at all.
-        def inside(module: torch.nn.Module, _: object) -> None:
-            if module.training and torch.is_grad_enabled() and not self._is_open:
-                raise ConfigurationError(
-                    "a forward of training outside `with sync.leaf(...)`: dropout draws there, and "
-                    "its gradients would be averaged with nobody's (eval() and no_grad() are free)"
-                )
-
-        for each in {model, self._module}:
-            self._undo.callback(each.register_forward_pre_hook(inside).remove)
+        before_forward = _BeforeForward(self)
+        for each in {self._model.model, self._model.module}:
+            self._undo.callback(each.register_forward_pre_hook(before_forward).remove)
         for bucket in self._buckets:
             for place, parameter in enumerate(bucket.parameters):
                 if grad_dtype is not None and grad_dtype != parameter.dtype:
                     self._undo.callback(_set_grad_dtype, parameter, parameter.grad_dtype)
                     parameter.grad_dtype = None  # any: backward's own, then ours
-                listener = _Listener(self._came, bucket, place)
+                listener = Listener(self._came, bucket, place)
                 hook: Any = parameter.register_post_accumulate_grad_hook(listener)
                 self._undo.callback(hook.remove)
 
@@ -531,18 +512,34 @@ class LeafSync:
                 raise ConfigurationError(f"backward reaches {name} outside `with sync.leaf(...)`")
             self._receive(bucket, place)
         except BaseException as error:
-            self._broken = f"in a backward of step {self.step}, {type(error).__name__}: {error}"
+            self._break(f"in a backward of step {self.step},", error)
             raise
 
 
-class _Listener:
-    """A parameter's hook; it tells which parameters a LeafSync has."""
+class _BeforeForward:
+    """A module's hook that refuses a forward of training outside of a leaf.
 
-    def __init__(self, came: Callable[[Bucket, int], None], bucket: Bucket, place: int) -> None:
-        self._came, self._bucket, self._place = came, bucket, place
+    A copy of the module has none of this, pickled or not: `{}.get` hands the arguments on, and
+    needs no pycollective.
+    """
 
-    def __call__(self, _: torch.Tensor) -> None:
-        self._came(self._bucket, self._place)
+    def __init__(self, sync: LeafSync) -> None:
+        self._sync = sync
+
+    def __call__(self, module: torch.nn.Module, _: object) -> None:
+        # torch.compile guards on all that this reads, so it reads nothing that changes from leaf to
+        # leaf: each would be compiled anew, the ninth not at all.
+        if not module.training or not torch.is_grad_enabled() or self._sync._is_open:
+            return
+        if self._sync._model.may_train():
+            raise ConfigurationError(
+                "a forward of training outside `with sync.leaf(...)`: dropout draws there, and its "
+                "gradients would be averaged with nobody's (eval() and no_grad() are free, and "
+                "with requires_grad_(False) on all parameters a frozen model is)"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, ({}, "get")
 
 
 _PARAMETERS = "parameters"
@@ -557,65 +554,17 @@ def _twice(name: str, leaf: int) -> ConfigurationError:
     )
 
 
-def _communicator(group: dist.ProcessGroup | Communicator | None, undo: ExitStack) -> Communicator:
-    """The ranks; if they are joined here, `undo` leaves them."""
-    if isinstance(group, Communicator):
-        return group
+def _communicator(group: dist.ProcessGroup | Communicator | None) -> Communicator:
+    """One of a LeafSync's own, of the ranks of `group`: its calls mix with no others."""
     if group is None and not dist.is_initialized():
-        comm = init()
-        undo.callback(comm.close)
-        return comm
-    return communicator_of(group, "LeafSync")
+        return init()
+    ranks = group if isinstance(group, Communicator) else communicator_of(group, "LeafSync")
+    comm = ranks.split(0)
+    assert comm is not None  # as it gave a color
+    return comm
 
 
 def _set_grad_dtype(parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> None:
     if parameter.grad is not None and dtype not in (None, parameter.grad.dtype):
         parameter.grad = None  # torch refuses a gradient of another dtype
     parameter.grad_dtype = dtype
-
-
-def _refuse_options(ddp: DistributedDataParallel) -> None:
-    reasons = {
-        "static_graph": (ddp.static_graph, "torch's no_sync fails with it"),
-        "mixed_precision": (
-            getattr(ddp, "mixed_precision", None) is not None,
-            "use autocast, or grad_dtype= with half weights",
-        ),
-        "delay_all_reduce_named_params": (
-            bool(getattr(ddp, "_delay_all_reduce_params", [])),
-            "LeafSync has buckets of its own",
-        ),
-    }
-    for name, (given, why) in reasons.items():
-        if given:
-            raise ConfigurationError(
-                f"LeafSync does not work with DistributedDataParallel({name}=...): {why}"
-            )
-
-
-def _refuse_parameters(
-    trained: list[tuple[str, torch.nn.Parameter]], grad_dtype: torch.dtype | None
-) -> None:
-    if not trained:
-        raise ConfigurationError("LeafSync: the model has no parameter that requires a gradient")
-    for name, parameter in trained:
-        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-        if any(isinstance(hook, _Listener) for hook in hooks.values()):
-            raise ConfigurationError(
-                f"LeafSync: {name} is another LeafSync's already; close() that one first"
-            )
-        if parameter.device.type != "cpu":
-            raise ConfigurationError(
-                f"LeafSync: {name} is on {parameter.device}; it works on the CPU alone so far"
-            )
-        wanted = grad_dtype or parameter.dtype
-        if wanted not in _DTYPES or parameter.dtype not in _DTYPES:
-            raise ConfigurationError(
-                f"LeafSync: {name} has dtype {parameter.dtype} and gradients of {wanted}, and "
-                f"leaves are added in fp32: {', '.join(map(str, _DTYPES))}"
-            )
-        if wanted != parameter.dtype and not hasattr(parameter, "grad_dtype"):
-            raise ConfigurationError(
-                f"LeafSync: {name} has dtype {parameter.dtype}, and torch {torch.__version__} has "
-                f"no Tensor.grad_dtype, so its gradient cannot be {wanted}: leave grad_dtype out"
-            )
