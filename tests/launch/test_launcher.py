@@ -246,6 +246,15 @@ def test_a_module(pycollective, monkeypatch, tmp_path):
         ([], "no program given"),
         (
             ["--tag", "true"],
+        *(
+            (
+                [*before, *behind],
+                f"{behind[0]} stands behind the program, which gets it as its own: put it before "
+                f"{before[0]}. If it is meant for the program, put -n 1 before {before[0]}",
+            )
+            for before in (["true"], ["-m", "train", "--epochs", 3], ["sh", "-c", "true"])
+            for behind in (["-n", 2], ["-n2"], ["--ranks", 2], ["--ranks=2"])
+        ),
             "unrecognized arguments: --tag; see pycollective run --help",
         ),
         (
