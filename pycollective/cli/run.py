@@ -55,20 +55,20 @@ def run(options: argparse.Namespace) -> int:
 
     Each rank finds `pycollective.init()` ready, and torch.distributed's env:// too.
     A line of output arrives whole, up to 64 KiB of it, on the stream that the rank
-    wrote it to.
+    wrote it to. Rank 0 has the standard input, a terminal too, so that breakpoint()
+    works there. That of the other ranks is empty.
 
     Exit status: that of the rank that failed first, or 128 and its signal's number;
     2: there is no such program.
     """
-    return launch(
     if options.ranks is None:
         _refuse_ranks_behind(options.program)
         options.ranks = 1
+    return launch(
         options.program, options.ranks, tag_output=options.tag_output, log_dir=options.log_dir
     )
 
 
-def split(words: list[str]) -> tuple[list[str], list[str]]:
 def _refuse_ranks_behind(program: list[str]) -> None:
     """Raise if -n stands behind the program: it would train on one rank, and may not say so.
 
@@ -82,6 +82,7 @@ def _refuse_ranks_behind(program: list[str]) -> None:
             )
 
 
+def split(words: list[str]) -> tuple[list[str], list[str]]:
     """Split the words into the options of `run` and the program with its arguments.
 
     argparse's own way, REMAINDER, takes a first ``-m`` for an option of `run`.
