@@ -29,7 +29,9 @@ from pycollective.config import (
     INSTALL_MPI4PY,
     INSTALL_TORCH,
     MAX_RANKS_PER_HOST,
+    VARIABLES,
     VERSION,
+    unknown_variables,
 )
 from pycollective.device_path import nvrtc_folders
 from pycollective.shim import building
@@ -94,6 +96,11 @@ def report() -> list[tuple[str, str, str]]:
         _package("mpi4py", "launches by mpiexec, and the MPI peers of the benchmark"),
         _mpi(),
         _between_hosts(backend=not backend[2]),
+        (
+            "variables",
+            ", ".join(name for name in VARIABLES if name in os.environ) or "none is set",
+            "; ".join(unknown_variables()),
+        ),
         ("topology", os.environ.get(ENV_TOPOLOGY) or "hosts as they are found", ""),
         _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
         ("CUDA", *_cuda()),

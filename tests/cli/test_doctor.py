@@ -86,7 +86,11 @@ def test_the_phase_of_the_machine_is_said(monkeypatch, nanoseconds, found, cost)
 
 def test_how_hosts_could_be_joined(monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TOPOLOGY", "2x2")
-    assert report()["topology"] == ["2x2", ""]
+    monkeypatch.setenv("PYCOLLECTIVE_WIER", "raw")
+    lines = report()
+    assert lines["topology"] == ["2x2", ""]
+    assert "PYCOLLECTIVE_TOPOLOGY" in lines["variables"][0]
+    assert "PYCOLLECTIVE_WIER: did you mean PYCOLLECTIVE_WIRE?" in lines["variables"][1]
     there = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "mpi4py" else there(name)
