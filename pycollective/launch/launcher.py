@@ -288,9 +288,8 @@ class _Job:
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ)
             while self._alive:
-                left = None if not steps else max(0.0, steps[0][0] - time.monotonic())
-                look = self._terminal.lend()
-                if selector.select(look if left is None or (look and look < left) else left):
+                waits = [max(0.0, when - time.monotonic()) for when, _ in steps[:1]]
+                if selector.select(min(waits + self._terminal.lend(), default=None)):
                     os.read(wake, 4096)
                 for each in [*self._alive.values()]:
                     if each.has_ended():

@@ -25,34 +25,32 @@ class Terminal:
         self._modes: list[
             Any
         ] = []  # echo and such: who is killed while it reads does not mend them
-        self._asks = 0  # the group that is stopped because it reads
+        self._asks: list[int] = []  # groups that are stopped because they read
         self._holder = 0  # the group that has the terminal
         self._told = False
 
     def stopped(self, group: int, number: int) -> None:
         """Take note that a rank's group was stopped by a signal."""
         if number in (signal.SIGTTIN, signal.SIGTTOU):
-            self._asks = group
+            self._asks.append(group)
         elif number == signal.SIGTSTP and group == self._holder:  # Ctrl-Z is for the whole job
             self._holder = 0
             os.killpg(0, signal.SIGTSTP)
             os.killpg(group, signal.SIGCONT)
 
-    def lend(self) -> float | None:
-        """Lend it to the group that asks, if there is one and the launcher has the terminal.
+    def lend(self) -> list[float]:
+        """Lend it to a group that asks, if there is one and the launcher has the terminal.
 
         Returns:
-            seconds after which to call this again; None: not before a rank is stopped.
+            seconds after which to call this again; empty: not before a rank is stopped.
         """
-        if not self._asks:
-            return None
         try:
-            return self._lend()
+            return self._lend() if self._asks else []
         except (OSError, termios.error):  # there is none any more, or the group has ended
-            self._asks = 0
-            return None
+            self._asks.pop(0)
+            return [0.0]
 
-    def _lend(self) -> float | None:
+    def _lend(self) -> list[float]:
         if self._fd < 0:
             self._fd = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
         if os.tcgetpgrp(self._fd) not in (os.getpgrp(), self._holder):
@@ -64,17 +62,17 @@ class Terminal:
                     flush=True,
                 )
             self._told = True
-            return _LOOK
+            return [_LOOK]
         self._modes = self._modes or termios.tcgetattr(self._fd)
-        self._set_foreground(self._asks)
-        os.killpg(self._asks, signal.SIGCONT)
-        self._holder, self._asks, self._told = self._asks, 0, False
-        return None
+        self._set_foreground(self._asks[0])
+        os.killpg(self._asks[0], signal.SIGCONT)
+        self._holder, self._told = self._asks.pop(0), False
+        return [0.0]  # another may ask
 
     def take_back(self, group: int) -> bool:
         """Take it from a group whose rank has ended; return whether that had it."""
-        if group == self._asks:
-            self._asks = 0
+        if group in self._asks:
+            self._asks.remove(group)
         if group != self._holder:
             return False
         self._holder = 0

@@ -42,10 +42,10 @@ class OnTerminal:
             os.waitpid(self.pid, 0)
         os.close(self.terminal)
 
-    def until(self, text: str) -> str:
-        """What is shown up to and with this text."""
+    def until(self, text: str, *others: str) -> str:
+        """What is shown up to and with this text, once the others are there too."""
         deadline = time.monotonic() + 20
-        while text not in self.said:
+        while not all(self.said.count(each) for each in (text, *others)):
             left = deadline - time.monotonic()
             assert select.select([self.terminal], [], [], max(0, left))[0], self.said
             self.said += os.read(self.terminal, 4096).decode()
@@ -131,15 +131,21 @@ if os.environ["RANK"] == "0":
     for line in sys.stdin:
         print("read", line, flush=True)
 """
+ASKS = """
+import os
+os.write(1, b"rank %s asks\\n" % os.environ["RANK"].encode())
+line = open("/dev/tty").readline()
+os.write(1, b"read " + line.encode())
+"""
 
 
 def test_a_job_in_the_background_waits_for_the_foreground(program, tmp_path):
     (tmp_path / "quiet.py").write_text("print('quiet')")
+    (tmp_path / "asks.py").write_text(ASKS)
     with OnTerminal("sh", "-i") as user:
         user.until("$ ")
-        quiet, waits = (
-            shlex.join(map(str, launched(each))) for each in (tmp_path / "quiet.py", program(WAITS))
-        )
+        programs = tmp_path / "quiet.py", tmp_path / "asks.py", program(WAITS)
+        quiet, asks, waits = (shlex.join(map(str, launched(each))) for each in programs)
         user.types(f"{quiet} & wait\n")
         user.until("\nquiet")
         user.until("\nquiet")
@@ -157,6 +163,14 @@ def test_a_job_in_the_background_waits_for_the_foreground(program, tmp_path):
         user.types("another\n")
         user.until("read another")
         user.types("\x04")  # Ctrl-D
+        user.until("$ ")
+        user.types(f"{asks} &\n")  # both ranks
+        user.until("rank 1 asks", "rank 0 asks", "a rank reads from the terminal")
+        user.types("fg\n")
+        user.until("run -n 2")
+        for line in ("one", "two"):
+            user.types(f"{line}\n")
+            user.until(f"read {line}")
         user.until("$ ")
         user.types("exit 7\n")
         assert user.status() == 7
