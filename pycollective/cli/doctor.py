@@ -58,7 +58,6 @@ def doctor(options: argparse.Namespace | None = None) -> None:
 
 def report() -> list[tuple[str, str, str]]:
     """Return (piece, what was found, what its absence costs; empty if nothing is missing)."""
-    level = _core.simd_level()
     room = host_memory.headroom()
     foreign = ", ".join(each.name for each in _core.dtypes() if not each.in_numpy)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -69,11 +68,7 @@ def report() -> list[tuple[str, str, str]]:
         ("Python", f"{sys.version.split()[0]}, NumPy {np.__version__}", ""),
         ("cores", str(cores), "" if cores > 1 else "ranks take turns on one core"),
         ("core to core", *_phase()),
-        (
-            "SIMD",
-            level,
-            "" if level != "portable" else "fp16 and bf16 reductions run several times slower",
-        ),
+        ("SIMD", *_simd()),
         (
             "shared memory",
             f"{room.bytes / _MIB:.0f} MiB may be committed ({room.limit}); a rank of two needs "
@@ -105,6 +100,15 @@ def report() -> list[tuple[str, str, str]]:
         _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
         ("CUDA", *_cuda()),
     ]
+
+
+def _simd() -> tuple[str, str]:
+    try:
+        level = _core.simd_level()
+    except ValueError as error:  # as its variable asks for
+        return str(error), "nothing can be reduced: unset the variable, or correct it"
+    slow = "fp16 and bf16 reductions run several times slower"
+    return level, slow if level == "portable" else ""
 
 
 def _phase() -> tuple[str, str]:

@@ -47,6 +47,16 @@ def test_what_is_here_is_found():
     assert lines["peer watch"] == ["pidfd", ""]
 
 
+def test_a_wrong_simd_level_is_said(monkeypatch):
+    def refuse():
+        raise ValueError("PYCOLLECTIVE_SIMD=avx99 is not one of these")
+
+    monkeypatch.setattr(_core, "simd_level", refuse)
+    found, cost = report()["SIMD"]
+    assert found == "PYCOLLECTIVE_SIMD=avx99 is not one of these"
+    assert cost.endswith("unset the variable, or correct it")
+
+
 # What doctor says of it in a process that may not call process_vm_readv, nor may what it starts.
 REFUSED = """
 from tests import seccomp
