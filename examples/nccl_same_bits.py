@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 3 examples/nccl_same_bits.py
 
 Takes NCCL where there are GPUs, and Gloo elsewhere; ranks may share a GPU where NCCL allows it
-(NCCL_MULTI_RANK_GPU_ENABLE=1).
+(NCCL_MULTI_RANK_GPU_ENABLE=1). Take three ranks or more: two numbers have one sum in any order.
 """
 
 import hashlib
@@ -65,9 +65,10 @@ def main() -> None:
     dist.all_gather_object(everyone, found)
     assert len({each for ranks in everyone for each in ranks[True]}) == 1, everyone
     if dist.get_rank() == 0:
+        few = ": up to two ranks have one order of additions, so take three or more"
         print(
             f"{backend}: weights {found[True][0]} with buckets of all sizes; without the hook "
-            f"{len(set(found[False]))} different weights"
+            f"{len(set(found[False]))} different weights{few if dist.get_world_size() < 3 else ''}"
         )
     dist.destroy_process_group()
 

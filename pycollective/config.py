@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 
 from pycollective.errors import ConfigurationError
 
@@ -22,6 +23,20 @@ ENV_TOPOLOGY, ENV_TUNING = "PYCOLLECTIVE_TOPOLOGY", "PYCOLLECTIVE_TUNING"
 ENV_WIRE = "PYCOLLECTIVE_WIRE"
 ENV_PORT = "PYCOLLECTIVE_PORT"
 ENV_DEVICE_PATH = "PYCOLLECTIVE_DEVICE_PATH"
+# All of this beginning: those above, of native code, of the build, of tests (docs/variables.md).
+VARIABLES = (
+    *(ENV_RANK, ENV_SIZE, ENV_STORE, ENV_SECRET, ENV_SECRET_FILE, ENV_TOPOLOGY, ENV_TUNING),
+    *(ENV_WIRE, ENV_PORT, ENV_DEVICE_PATH),
+    *("PYCOLLECTIVE_SIMD", "PYCOLLECTIVE_NVRTC"),
+    *("PYCOLLECTIVE_CUDA_DRIVER", "PYCOLLECTIVE_CUDA_IMAGES"),
+    *("PYCOLLECTIVE_BUILD_JOBS", "PYCOLLECTIVE_TORCH", "PYCOLLECTIVE_WERROR"),
+    *("PYCOLLECTIVE_NVCC", "PYCOLLECTIVE_CUDA_ARCHS"),
+    *("PYCOLLECTIVE_REQUIRE_MPI", "PYCOLLECTIVE_MPICH_ENV", "PYCOLLECTIVE_OPENMPI_ENV"),
+    *("PYCOLLECTIVE_PLANTED", "PYCOLLECTIVE_SUITE_BACKEND"),
+    *("PYCOLLECTIVE_STANDIN_DEVICES", "PYCOLLECTIVE_STANDIN_MULTIPROCESSORS"),
+    *("PYCOLLECTIVE_STANDIN_PEERS", "PYCOLLECTIVE_STANDIN_VERSION"),
+    *("PYCOLLECTIVE_STANDIN_FAIL", "PYCOLLECTIVE_STANDIN_SEED"),
+)
 # Which rank mpiexec has started this process as, and of how many.
 MPI_RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 MPI_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
@@ -31,6 +46,19 @@ INSTALL_MATPLOTLIB = "pip install matplotlib"
 INSTALL_TORCH = "pip install 'torch>=2.12,<2.15'"
 BUILD_TORCH_BACKEND = "pycollective build-torch"
 INSTALL_MPI4PY = "pip install mpi4py beside the MPI whose mpiexec it is"
+
+
+def unknown_variables() -> list[str]:
+    """Return a sentence for each variable of the environment that looks like one of `VARIABLES`."""
+    said = []
+    for name in os.environ:
+        if name in VARIABLES or not name.upper().startswith("PYCO"):
+            continue
+        near = get_close_matches(name.upper(), VARIABLES, 1, 0.87)
+        if near or name.startswith("PYCOLLECTIVE_"):
+            cure = f"did you mean {near[0]}?" if near else "docs/variables.md lists those it has"
+            said.append(f"pycollective has no environment variable {name}: {cure}")
+    return said
 
 
 def environment_number(name: str) -> int:

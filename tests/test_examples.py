@@ -92,6 +92,13 @@ def test_ranks_that_torchrun_starts_anew_go_on(tmp_path):
     assert done.stderr.count("goes on from step 30") == 3
 
 
+@pytest.mark.storm
+def test_two_ranks_cannot_differ_over_nccl():
+    (command,) = COMMANDS["nccl_same_bits"]
+    said = forked(command.replace("--nproc-per-node 3", "--nproc-per-node 2"))
+    assert re.search(r"without the hook 1 different weights: up to two ranks have one", said)
+
+
 def test_the_table_has_each_command():
     text = (ROOT / "examples/README.md").read_text()
     table = re.findall(r"^\| (.*?) ?\| `(torchrun .*?)` \|", text, re.M)

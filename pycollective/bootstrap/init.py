@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ from pycollective.config import (
     ENV_TOPOLOGY,
     ENV_WIRE,
     MAX_RANKS,
+    MPI_RANK_VARIABLES,
     environment_number,
+    unknown_variables,
 )
 from pycollective.errors import ConfigurationError
 from pycollective.planning.planner import tuning_path
@@ -104,11 +107,15 @@ def init(
             each other's memory; `Communicator.device_path` says whether, and why not. Arrays on
             GPUs may be given without it, and go by way of the host.
 
+    Warns:
+        RuntimeWarning: on rank 0, of an environment variable PYCOLLECTIVE_… that there is not.
+
     Raises:
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.
         CollectiveTimeout: not every rank came; the message names the absentees.
         PeerFailure: a rank died meanwhile, and the store is the library's own.
     """
+    _warn_of_unknown_variables(rank)
     if device is not None:
         device_paths.prepare(device)  # before anybody waits for this rank
     explicit = rank is not None or size is not None or store is not None
@@ -202,6 +209,7 @@ class InitOptions:
 
 def simulated_hosts(size: int) -> tuple[int, ...]:
     """Return the host of each of `size` ranks by PYCOLLECTIVE_TOPOLOGY; empty without it."""
+    _warn_of_unknown_variables(None)
     return _hosts_of(os.environ.get(ENV_TOPOLOGY, ""), size)
 
 
@@ -211,6 +219,15 @@ def _hosts_of(topology: str, size: int) -> tuple[int, ...]:
     from pycollective.schedule import Topology
 
     return Topology.parse(topology, size).host_of
+
+
+def _warn_of_unknown_variables(rank: int | None) -> None:
+    """Warn of misspelt variables, on rank 0 where it is known who is; `warnings` does it once."""
+    names = (ENV_RANK, "RANK", *MPI_RANK_VARIABLES, "SLURM_PROCID")
+    if rank or any(os.environ.get(name, "0") != "0" for name in names):
+        return
+    for said in unknown_variables():
+        warnings.warn(said, RuntimeWarning, stacklevel=1)
 
 
 def _by_mpi(transport: str | None) -> bool:

@@ -29,7 +29,9 @@ from pycollective.config import (
     INSTALL_MPI4PY,
     INSTALL_TORCH,
     MAX_RANKS_PER_HOST,
+    VARIABLES,
     VERSION,
+    unknown_variables,
 )
 from pycollective.device_path import nvrtc_folders
 from pycollective.shim import building
@@ -56,7 +58,6 @@ def doctor(options: argparse.Namespace | None = None) -> None:
 
 def report() -> list[tuple[str, str, str]]:
     """Return (piece, what was found, what its absence costs; empty if nothing is missing)."""
-    level = _core.simd_level()
     room = host_memory.headroom()
     foreign = ", ".join(each.name for each in _core.dtypes() if not each.in_numpy)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -67,11 +68,7 @@ def report() -> list[tuple[str, str, str]]:
         ("Python", f"{sys.version.split()[0]}, NumPy {np.__version__}", ""),
         ("cores", str(cores), "" if cores > 1 else "ranks take turns on one core"),
         ("core to core", *_phase()),
-        (
-            "SIMD",
-            level,
-            "" if level != "portable" else "fp16 and bf16 reductions run several times slower",
-        ),
+        ("SIMD", *_simd()),
         (
             "shared memory",
             f"{room.bytes / _MIB:.0f} MiB may be committed ({room.limit}); a rank of two needs "
@@ -94,10 +91,24 @@ def report() -> list[tuple[str, str, str]]:
         _package("mpi4py", "launches by mpiexec, and the MPI peers of the benchmark"),
         _mpi(),
         _between_hosts(backend=not backend[2]),
+        (
+            "variables",
+            ", ".join(name for name in VARIABLES if name in os.environ) or "none is set",
+            "; ".join(unknown_variables()),
+        ),
         ("topology", os.environ.get(ENV_TOPOLOGY) or "hosts as they are found", ""),
         _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
         ("CUDA", *_cuda()),
     ]
+
+
+def _simd() -> tuple[str, str]:
+    try:
+        level = _core.simd_level()
+    except ValueError as error:  # as its variable asks for
+        return str(error), "nothing can be reduced: unset the variable, or correct it"
+    slow = "fp16 and bf16 reductions run several times slower"
+    return level, slow if level == "portable" else ""
 
 
 def _phase() -> tuple[str, str]:

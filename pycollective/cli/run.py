@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from pycollective.cli.common import Parsers, add_command, option
+from pycollective.errors import ConfigurationError
 from pycollective.launch.launcher import launch
 
 _WITH_A_VALUE = ("-n", "--ranks", "--log-dir")
@@ -14,7 +16,7 @@ _WITH_A_VALUE = ("-n", "--ranks", "--log-dir")
 def add(parsers: Parsers) -> None:
     """Declare the command."""
     parser = add_command(parsers, run, "[options] PROGRAM [argument ...]")
-    option(parser, "-n --ranks", "N", "ranks to start", 1, int)
+    option(parser, "-n --ranks", "N", "ranks to start (default: 1)", None, int)
     parser.add_argument(
         "--tag-output",
         action="store_true",
@@ -44,7 +46,8 @@ def run(options: argparse.Namespace) -> int:
     """Start ranks of a program on this host; if one fails, name it and end the rest.
 
     PROGRAM is a Python file, -m and a module, or any executable. Whatever stands
-    behind it is its own, options too. The options of `run` stand before it.
+    behind it is its own, options too. The options of `run` stand before it; an -n
+    behind it is refused where none stands before it.
 
       pycollective run -n 4 train.py --epochs 3
       pycollective run -n 4 -m package.train --epochs 3
@@ -52,14 +55,31 @@ def run(options: argparse.Namespace) -> int:
 
     Each rank finds `pycollective.init()` ready, and torch.distributed's env:// too.
     A line of output arrives whole, up to 64 KiB of it, on the stream that the rank
-    wrote it to.
+    wrote it to. Rank 0 has the standard input, a terminal too, so that breakpoint()
+    works there. That of the other ranks is empty.
 
     Exit status: that of the rank that failed first, or 128 and its signal's number;
     2: there is no such program.
     """
+    if options.ranks is None:
+        _refuse_ranks_behind(options.program)
+        options.ranks = 1
     return launch(
         options.program, options.ranks, tag_output=options.tag_output, log_dir=options.log_dir
     )
+
+
+def _refuse_ranks_behind(program: list[str]) -> None:
+    """Raise if -n stands behind the program: it would train on one rank, and may not say so.
+
+    Other options are not looked for: programs have a --log-dir, and tags are seen.
+    """
+    for word in program[1:]:
+        if re.fullmatch(r"-n\d*|--ranks(=.*)?", word):
+            raise ConfigurationError(
+                f"{word} stands behind the program, which gets it as its own: put it before "
+                f"{program[0]}. If it is meant for the program, put -n 1 before {program[0]}"
+            )
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:

@@ -2,8 +2,9 @@
 
 Each rank leads a process group, so that it and its children can be ended as one, and dies with the
 launcher even if that is killed. (It leads no session: Linux schedules sessions as groups, and ranks
-that share a core would wait for each other's time slices.) Its standard input is empty. The
-launcher serves the store in which the ranks meet, behind a secret of this job.
+that share a core would wait for each other's time slices.) Rank 0 has the launcher's standard
+input, that of the others is empty. The launcher serves the store in which the ranks meet, behind a
+secret of this job.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pycollective.launch.output import (
     open_logs,
     sinks_of,
 )
+from pycollective.launch.terminal import Terminal
 from pycollective.system_limits import start_thread
 
 # Seconds for the other ranks to notice a failure and report it, and then to end on SIGTERM.
@@ -54,6 +56,11 @@ class _Rank:
         """Return whether it has ended, without reaping it: no other process can get its number."""
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.process.pid, options) is not None
+
+    def was_stopped_by(self) -> int:
+        """Return the signal that has stopped it since the last call, or 0."""
+        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG)
+        return found.si_status if found else 0
 
 
 def launch(
@@ -146,6 +153,14 @@ def _python_options(arguments: Sequence[str]) -> set[str]:
     return found
 
 
+def _stdin_of(rank: int) -> int:
+    """Return a file for the rank's standard input, as `subprocess` takes it."""
+    with suppress(OSError, ValueError, AttributeError):  # closed, or none of the system's
+        if rank == 0:
+            return sys.stdin.fileno()
+    return subprocess.DEVNULL
+
+
 def _defaults(ranks: int, copied: bool) -> dict[str, str]:
     """Return the variables that ranks get unless the environment sets them.
 
@@ -180,6 +195,7 @@ class _Job:
         self._command, self._size, self._env = command, size, env
         self._sinks, self._log_dir = sinks, log_dir
         self._store = store
+        self._terminal = Terminal()
         self._alive: dict[int, _Rank] = {}
         self._copiers: list[Copier] = []
         self._stop_signal = 0  # the first that came
@@ -210,6 +226,8 @@ class _Job:
             self._signal_all(signal.SIGKILL)
             for each in self._alive.values():
                 each.process.wait()
+                self._terminal.take_back(each.process.pid)
+            self._terminal.close()
             self._let_output_end()
             signal.set_wakeup_fd(old_wake)
             for number, handler in before.items():
@@ -248,7 +266,7 @@ class _Job:
             process = subprocess.Popen(
                 self._command,
                 env=env,
-                stdin=subprocess.DEVNULL,
+                stdin=_stdin_of(rank),
                 stdout=pipes[0],
                 stderr=pipes[1],
                 preexec_fn=_dies_with(os.getpid()),
@@ -270,12 +288,14 @@ class _Job:
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ)
             while self._alive:
-                left = None if not steps else max(0.0, steps[0][0] - time.monotonic())
-                if selector.select(left):
+                waits = [max(0.0, when - time.monotonic()) for when, _ in steps[:1]]
+                if selector.select(min(waits + self._terminal.lend(), default=None)):
                     os.read(wake, 4096)
                 for each in [*self._alive.values()]:
                     if each.has_ended():
                         self._ended(each)
+                    elif number := each.was_stopped_by():
+                        self._terminal.stopped(each.process.pid, number)
                 now = time.monotonic()
                 if (stops := self._stops) > stops_seen:  # another may come meanwhile
                     if stops_seen == 0:
@@ -310,6 +330,8 @@ class _Job:
         _signal_group(each.process.pid, signal.SIGKILL)
         code = each.process.wait()
         del self._alive[each.rank]
+        if self._terminal.take_back(each.process.pid) and code == -signal.SIGINT:
+            self._on_signal(signal.SIGINT, None)  # Ctrl-C is for all, whoever had the terminal
         if code != 0 and not self._ending:
             self._failed.append((each.rank, each.process.pid, code))
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+import warnings
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -17,9 +18,10 @@ import pytest
 
 import pycollective as pc
 from pycollective.bootstrap import attach, joining, rendezvous
+from pycollective.bootstrap.init import simulated_hosts
 from pycollective.bootstrap.store import StoreClient, StoreServer
 from tests.harness import PerRank, Ranks, counts, results, run_ranks
-from tests.joining import Minimal, await_listeners_of, failing, free_unix, works
+from tests.joining import Minimal, await_listeners_of, clear_launch, failing, free_unix, works
 
 
 def join_late(comm, delay):
@@ -36,6 +38,37 @@ def test_ranks_meet_in_any_order_and_again(size):
             delays = [0.2 * order[rank] / size for rank in range(size)]
             for rank, joined in enumerate(results(ranks.call(join_late, PerRank(delays)))):
                 assert joined == (rank, size, True)
+
+
+@pytest.mark.parametrize("call", [lambda: pc.init().close(), lambda: simulated_hosts(4)])
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("PYCOLLECTIVE_WIER", "did you mean PYCOLLECTIVE_WIRE?"),
+        ("PYCOLECTIVE_TOPOLOGY", "did you mean PYCOLLECTIVE_TOPOLOGY?"),
+        ("pycollective_simd", "did you mean PYCOLLECTIVE_SIMD?"),
+        ("PYCOLLECTIVE_OF_MINE", "docs/variables.md lists those it has"),
+    ],
+)
+def test_a_misspelt_variable_is_warned_of_once_on_rank_0(monkeypatch, call, name, cure):
+    kept = dict(os.environ)
+    clear_launch(kept)
+    for launched in os.environ.keys() - kept:
+        monkeypatch.delenv(launched)
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PYCOLLECTIVE_REQUIRE_MPI", "0")  # of tests
+    monkeypatch.setenv("PYCOLMAP_PATH", "1")  # another program's
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        call()
+        call()
+    assert [str(each.message) for each in said] == [
+        f"pycollective has no environment variable {name}: {cure}"
+    ]
+    monkeypatch.setenv("RANK", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        simulated_hosts(4)
 
 
 def try_late(comm, delay, timeout):

@@ -47,6 +47,16 @@ def test_what_is_here_is_found():
     assert lines["peer watch"] == ["pidfd", ""]
 
 
+def test_a_wrong_simd_level_is_said(monkeypatch):
+    def refuse():
+        raise ValueError("PYCOLLECTIVE_SIMD=avx99 is not one of these")
+
+    monkeypatch.setattr(_core, "simd_level", refuse)
+    found, cost = report()["SIMD"]
+    assert found == "PYCOLLECTIVE_SIMD=avx99 is not one of these"
+    assert cost.endswith("unset the variable, or correct it")
+
+
 # What doctor says of it in a process that may not call process_vm_readv, nor may what it starts.
 REFUSED = """
 from tests import seccomp
@@ -86,7 +96,11 @@ def test_the_phase_of_the_machine_is_said(monkeypatch, nanoseconds, found, cost)
 
 def test_how_hosts_could_be_joined(monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TOPOLOGY", "2x2")
-    assert report()["topology"] == ["2x2", ""]
+    monkeypatch.setenv("PYCOLLECTIVE_WIER", "raw")
+    lines = report()
+    assert lines["topology"] == ["2x2", ""]
+    assert "PYCOLLECTIVE_TOPOLOGY" in lines["variables"][0]
+    assert "PYCOLLECTIVE_WIER: did you mean PYCOLLECTIVE_WIRE?" in lines["variables"][1]
     there = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "mpi4py" else there(name)

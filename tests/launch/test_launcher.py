@@ -70,7 +70,9 @@ def run_together(*commands, command=COMMAND, options=(), **changes):
             stack.enter_context(started(*each, command=command, changes=changes, **dict(options)))
             for each in commands
         ]
-        said = [each.communicate("this is not for the ranks\n", timeout=60) for each in processes]
+        said = [
+            each.communicate("this is not for the other ranks\n", timeout=60) for each in processes
+        ]
     return [
         subprocess.CompletedProcess(each.args, each.returncode, *texts)
         for each, texts in zip(processes, said, strict=True)
@@ -244,6 +246,15 @@ def test_a_module(pycollective, monkeypatch, tmp_path):
         (["-n", 0, "true"], "0 ranks are not 1 to 64, the most on one host"),
         (["-n", 65, "true"], "65 ranks are not 1 to 64, the most on one host"),
         ([], "no program given"),
+        *(
+            (
+                [*before, *behind],
+                f"{behind[0]} stands behind the program, which gets it as its own: put it before "
+                f"{before[0]}. If it is meant for the program, put -n 1 before {before[0]}",
+            )
+            for before in (["true"], ["-m", "train", "--epochs", 3], ["sh", "-c", "true"])
+            for behind in (["-n", 2], ["-n2"], ["--ranks", 2], ["--ranks=2"])
+        ),
         (
             ["--tag", "true"],
             "unrecognized arguments: --tag; see pycollective run --help",
@@ -271,9 +282,18 @@ def test_a_program_that_cannot_be_executed_is_said_in_one_line(pycollective, tmp
     assert said.startswith(f"pycollective run: {script} cannot be started: ")
 
 
-def test_standard_input_of_the_ranks_is_empty(program):
-    path = program("import sys\nsys.stdout.write(repr(sys.stdin.read()) + '\\n')\n")
-    assert run("-n", 2, path).stdout == "''\n" * 2
+READER = """
+import os, sys
+sys.stdout.write(os.environ["RANK"] + repr(sys.stdin.read()) + "\\n")
+"""
+
+
+def test_rank_0_has_the_standard_input_and_the_others_an_empty_one(program):
+    path = program(READER)
+    said = run("-n", 2, path).stdout
+    assert sorted(said.splitlines()) == ["0'this is not for the other ranks\\n'", "1''"]
+    closed = run("-n", 2, path, command=["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND])
+    assert (sorted(closed.stdout.splitlines()), closed.stderr) == (["0''", "1''"], "")
 
 
 ENVIRONMENT = """
