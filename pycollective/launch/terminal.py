@@ -22,9 +22,8 @@ class Terminal:
 
     def __init__(self) -> None:
         self._fd = -1  # /dev/tty, once a rank has read from it
-        self._modes: list[
-            Any
-        ] = []  # echo and such: who is killed while it reads does not mend them
+        # Echo and such: who is killed while it reads does not mend them.
+        self._modes: list[Any] = []
         self._asks: list[int] = []  # groups that are stopped because they read
         self._holder = 0  # the group that has the terminal
         self._told = False
