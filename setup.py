@@ -40,7 +40,7 @@ if os.environ.get("PYCOLLECTIVE_WERROR") == "1":
 
 # Kernels are compiled once for each instruction set (csrc/kernels/levels.h), with these flags.
 KERNELS = [
-    *("csrc/kernels/reduce.cpp", "csrc/kernels/pack/pack.cpp"),
+    *("csrc/kernels/copy.cpp", "csrc/kernels/reduce.cpp", "csrc/kernels/pack/pack.cpp"),
     *("csrc/kernels/quantize/quantize.cpp", "csrc/kernels/sparse/sparse.cpp"),
 ]
 LEVELS: dict[str, list[str]] = {"portable": []}

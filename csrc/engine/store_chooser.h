@@ -19,8 +19,8 @@
 #include <chrono>
 #include <cstddef>
 
+#include "kernels/copy.h"
 #include "kernels/prefetching.h"
-#include "kernels/streaming.h"
 
 namespace pycollective {
 
@@ -35,13 +35,10 @@ class StoreChooser {
   // may follow at once.
   void write(std::byte* slot, const std::byte* from, std::size_t bytes, NextRead next_read = {}) {
     constexpr std::size_t kLeastMeasured = std::size_t{4} << 10;
-    if (bytes < kLeastMeasured) {
-      if (bytes != 0) std::memcpy(slot, from, bytes);
-      return;
-    }
+    if (bytes < kLeastMeasured) return copy_bytes(slot, from, bytes);
     const auto begin = std::chrono::steady_clock::now();
     if (next() == Stores::kPlain) {
-      copy_prefetching(std::memcpy, slot, from, bytes, next_read);
+      copy_prefetching(copy_bytes, slot, from, bytes, next_read);
     } else {
       copy_prefetching(copy_streaming, slot, from, bytes, next_read);
       finish_stores();

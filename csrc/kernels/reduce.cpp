@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/copy.h"
 #include "kernels/kernels.h"
-#include "kernels/streaming.h"
 #include "numerics.h"
 
 namespace pycollective::PYCOLLECTIVE_LEVEL {

@@ -1,5 +1,5 @@
-// The kernels of packing, compression and accumulators touch nothing that is not an argument's,
-// whatever arrives, at each SIMD level. (tests/kernels holds the bits to the document.)
+// The kernels of copies, packing, compression and accumulators touch nothing that is not an
+// argument's, whatever arrives, at each SIMD level. (tests/kernels holds the bits to the document.)
 //
 // Arrays lie in heap blocks of their very sizes, so that under ASan a byte too far is seen; without
 // it, guards see what is written.
@@ -11,6 +11,7 @@
 #include <iterator>
 #include <vector>
 
+#include "kernels/copy.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/sparse/sparse.h"
@@ -462,11 +463,32 @@ void test_accumulation() {
   }
 }
 
+// Every byte and no other, whatever the addresses and the tail.
+void test_copying() {
+  Random random(13);
+  for (int round = 0; round < 4000; ++round) {
+    const std::size_t bytes = random() % (one_in(8, random) ? 9000 : 700);
+    const std::size_t to_skip = random() % 130, from_skip = random() % 130;
+    const Data from = random_bytes(from_skip + bytes, random);
+    Data want(to_skip + bytes + 64, std::byte{0x5A});
+    std::copy_n(from.begin() + static_cast<long>(from_skip), bytes,
+                want.begin() + static_cast<long>(to_skip));
+    for (const SimdLevel level : levels())
+      for (const CopyFn copy : {find_copies(level).plain, find_copies(level).streaming}) {
+        Data to(want.size(), std::byte{0x5A});
+        copy(to.data() + to_skip, from.data() + from_skip, bytes);
+        finish_stores();
+        CHECK(to == want);
+      }
+  }
+}
+
 }  // namespace
 }  // namespace pycollective
 
 int main() {
   using namespace pycollective;
+  test_copying();
   test_packing();
   test_packed_of_other_lengths();
   test_hostile_packed();

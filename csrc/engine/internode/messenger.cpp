@@ -10,6 +10,7 @@
 
 #include "engine/waiting_time.h"
 #include "engine/watch.h"
+#include "kernels/copy.h"
 #include "per_process.h"
 
 namespace pycollective {
@@ -277,7 +278,7 @@ void Messenger::say(MessageKind kind, FailureKind failure, const void* body, std
                     int rank) {
   MessageBuffer message(bytes);
   message.header().failure = static_cast<std::uint8_t>(failure);
-  if (bytes != 0) std::memcpy(message.body(), body, bytes);
+  copy_bytes(message.body(), body, bytes);
   post(std::move(message), kind, bytes, rank, kLaneControl);
 }
 

@@ -8,28 +8,22 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstring>
 #include <numeric>
 #include <vector>
 
 #include "engine/api.h"
 #include "engine/plans/program.h"
-#include "kernels/streaming.h"
+#include "kernels/copy.h"
 #include "shared_memory/layout.h"
 
 namespace pycollective {
 
-// memcpy that allows zero bytes (then any pointers) and from == to (an operation in place).
-inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
-}
-
-// The same into an output of which each rank's shard has so many bytes: past the caches where they
+// A copy into an output of which each rank's shard has so many bytes: past the caches where they
 // would not hold it, which leaves more of the memory's bandwidth.
 inline void copy_out(void* to, const void* from, std::size_t bytes, std::size_t shard) {
   constexpr std::size_t kLeastStreamed = std::size_t{24} << 20;
   if (shard < kLeastStreamed || to == from) return copy_bytes(to, from, bytes);
-  copy_streaming_pages(to, from, bytes);
+  copy_streaming(to, from, bytes);
   finish_stores();
 }
 

@@ -249,7 +249,7 @@ bool TwoShot::fetch(std::size_t chunk) {
     std::byte* const to = output + part.begin * element_;
     const std::size_t bytes = part.length * element_;
     if (answers(request_.kind))
-      copy_prefetching(std::memcpy, to, leaf_slot(group_.me(), chunk, each), bytes,
+      copy_prefetching(copy_bytes, to, leaf_slot(group_.me(), chunk, each), bytes,
                        next_input(group_.me(), chunk + 2));
     else
       copy_out(to, shared_slot(each, chunk), bytes, shards_.longest() * element_);
