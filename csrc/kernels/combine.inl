@@ -117,7 +117,7 @@ void combine_ordered(const Combination& what, const Term* terms, void* out, void
     return;
   }
   const ResultTarget<Codec, std::is_same_v<Op, Sum>> target{
-      static_cast<T*>(out), static_cast<T*>(copy), kAverage ? A(what.divisor) : A(0)};
+      static_cast<T*>(out), static_cast<T*>(copy), kAverage ? what.divisor : 0};
   combine_steps_of<Op, A>(what, whole, load,
                           [&](std::size_t i, Step<A> value) { target.put(i, value); });
   if (whole != count)
