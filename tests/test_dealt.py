@@ -67,7 +67,7 @@ def test_aligned_blocks(pool, name, result):
         for seed, (kind, op, divisor) in enumerate(
             (kind, op, divisor)
             for kind in ("all_reduce", "reduce_scatter", "reduce")
-            for op, divisor in (("sum", None), ("avg", None), ("avg", 7.0), ("avg", 2**31 + 1))
+            for op, divisor in (("sum", None), ("avg", None), ("avg", 7.0), ("avg", 3 * 2**24 + 1))
         )
         for counts in [tuple(count // ranks + (seed % 2) * rank for rank in range(ranks))]
     ]
