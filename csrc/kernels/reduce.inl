@@ -75,23 +75,17 @@ struct NodeTarget {
   }
 };
 
-// In fp64, and rounded once. It is rare, and so is kept out of the loops of kernels.
+// Where A does not hold the divisor, a sum is divided in fp64, and the quotient rounded. That gives
+// the bits of a division in fp32 where fp32 does (53 bits are more than twice 24 and one), so only
+// the others take the time. Not in ResultTarget: a call there would cost every average registers.
 template <class A>
-[[gnu::noinline]] void divide_wide(Step<A>& value, double divisor) {
-  for (int i = 0; i < kLanes<A>; ++i) {
-    value.first[i] = static_cast<A>(double{value.first[i]} / divisor);
-    value.second[i] = static_cast<A>(double{value.second[i]} / divisor);
-  }
+bool divides_wide(double divisor) {
+  return static_cast<A>(divisor) != divisor;
 }
 
-// fp64 and then fp32 give the bits of a division in fp32 where that holds the divisor (53 bits are
-// more than twice 24 and one), so only the others are divided so.
 template <class A>
-[[gnu::always_inline]] inline Step<A> divided(Step<A> value, double divisor) {
-  const auto own = static_cast<A>(divisor);
-  if (own == divisor) return {value.first / own, value.second / own};
-  divide_wide<A>(value, divisor);
-  return value;
+[[gnu::noinline]] void divide_wide(A* sums, double divisor, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) sums[i] = static_cast<A>(double{sums[i]} / divisor);
 }
 
 // The result that receives values, and `copy` if there is one. Averages are divided first.
@@ -101,10 +95,10 @@ struct ResultTarget {
   using A = typename Codec::Accumulator;
   T* out;
   T* copy;
-  double divisor;  // 0: do not divide
+  A divisor;  // 0: do not divide
   // Always inline: the rounding of narrow floats is long, and so its constants stay in registers.
   [[gnu::always_inline]] void put(std::size_t i, Step<A> value) const {
-    if (kMayDivide && divisor != 0) value = divided<A>(value, divisor);
+    if (kMayDivide && divisor != 0) value = {value.first / divisor, value.second / divisor};
     Codec::store(out + i, value);
     if (copy != nullptr) Codec::store(copy + i, value);
   }
@@ -208,17 +202,29 @@ template <class Codec, class Op, bool kAverage>
 void reduce_ordered(const void* const* inputs, int n, double divisor, void* out, void* copy,
                     std::size_t count) {
   using T = typename Codec::Stored;
+  using A = typename Codec::Accumulator;
   const auto* leaves = reinterpret_cast<const T* const*>(inputs);
   auto* const to = static_cast<T*>(out);
   auto* const copy_to = static_cast<T*>(copy);
+  const bool wide = kAverage && divides_wide<A>(divisor);
   const auto target = [&](std::size_t begin) {
     return ResultTarget<Codec, std::is_same_v<Op, Sum>>{
-        to + begin, copy_to == nullptr ? nullptr : copy_to + begin, kAverage ? divisor : 0};
+        to + begin, copy_to == nullptr ? nullptr : copy_to + begin,
+        kAverage && !wide ? A(divisor) : A(0)};
   };
-  if (n <= kFan) return combine_few<Codec, Op>(leaves, n, 0, target(0), count);
-  for (std::size_t begin = 0; begin < count; begin += kBlock)
-    combine_block<Codec, Op>(leaves, n, begin, target(begin),
-                             count - begin < kBlock ? count - begin : kBlock);
+  if (n <= kFan && !wide) return combine_few<Codec, Op>(leaves, n, 0, target(0), count);
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t some = count - begin < kBlock ? count - begin : kBlock;
+    if (!wide) {
+      combine_block<Codec, Op>(leaves, n, begin, target(begin), some);
+      continue;
+    }
+    A sums[kBlock];
+    const A* const divided = sums;
+    combine_block<Codec, Op>(leaves, n, begin, NodeTarget<A>{sums}, some);
+    divide_wide(sums, divisor, (some + kStep<A> - 1) / kStep<A> * kStep<A>);
+    combine_few<Node<A>, Op>(&divided, 1, 0, target(begin), some);
+  }
 }
 
 struct And {
