@@ -14,8 +14,7 @@ namespace pycollective {
 //
 //   inputs   n pointers; inputs[i] is leaf i. Any alignment.
 //   n        number of leaves, 1 to kCountableRanks.
-//   divisor  of `avg`: n, or where leaves are sums of some, any that
-//            `divided` takes; of integers a whole number.
+//   divisor  of `avg`: n, or where leaves are sums of some, any above 0; of integers a whole one.
 //   out      may be exactly one of the inputs; no other overlap.
 //   copy     where a second copy of the result goes, or nullptr; may be exactly one of the inputs,
 //            another than `out`; no other overlap.
