@@ -48,6 +48,7 @@ class Accumulator:
     Attributes:
         leaves: M.
         shapes: the shapes of a leaf's arrays.
+        shape: of a leaf, and so of the reduction's result: a list of arrays is one flat row.
         size: elements of them all.
 
     Raises:
@@ -62,6 +63,7 @@ class Accumulator:
         self._bucket = not _is_number(given) and not all(map(_is_number, given))
         self.shapes = tuple(map(_sizes, given if self._bucket else (given,)))
         self.size = sum(map(prod, self.shapes))
+        self.shape = (self.size,) if self._bucket else self.shapes[0]
         self._held: dict[Node, _Row | list[Any]] = {}  # a list: a leaf that was donated
         self._free: list[_Row] = []
         self._added: set[int] = set()

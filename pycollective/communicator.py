@@ -92,9 +92,10 @@ class Communicator(_core.Communicator):
 
     - `divisor`, `deal`: of reductions of a `pycollective.Accumulator`, whose leaves are
       micro-batches: what ``"avg"`` divides by in place of the number of leaves, a number above 0
-      that fp32 holds; and who gives which leaves, a `Deal` of `deal`, None for
-      `pycollective.leaves_of`. The same on all ranks. Each rank's accumulator holds all leaves that
-      the deal gives it, which may be none, and no others; ``op`` is ``"sum"`` or ``"avg"``.
+      that fp64 holds, such as an integer up to 2**53; and who gives which leaves, a `Deal` of
+      `deal`, None for `pycollective.leaves_of`. The same on all ranks. Each rank's accumulator
+      holds all leaves that the deal gives it, which may be none, and no others; ``op`` is ``"sum"``
+      or ``"avg"``.
 
     Every call may raise:
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from pycollective.errors import ConfigurationError
 
 _MIB = 1 << 20
+_UNLIMITED = 1 << 62  # version 1 says a number above it where there is no limit
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,15 @@ def headroom(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"))
         proc: where proc is mounted.
         cgroups: where cgroup v2 is mounted, or the folder of v1's controllers.
     """
-    found = [_machine(proc)]
+    least = _machine(proc)
     for line in _lines(proc / "self" / "cgroup"):
         number, controllers, path = line.split(":", 2)
         relative = path.lstrip("/")
         if number == "0" and not controllers:
-            found += _walk(cgroups, relative, _V2)
+            least = _walk(cgroups, relative, _V2, least)
         elif "memory" in controllers.split(","):
-            found += _walk(cgroups / "memory", relative, _V1)
-    return min(found, key=lambda each: each.bytes)
+            least = _walk(cgroups / "memory", relative, _V1, least)
+    return least
 
 
 def check(needed: int, ranks: int, room: Headroom | None = None) -> None:
@@ -84,21 +85,28 @@ def _machine(proc: Path) -> Headroom:
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return Headroom(int(value.split()[0]) * 1024, "the machine's MemAvailable")
-    return Headroom(1 << 62, "nothing known")
+    return Headroom(_UNLIMITED, "nothing known")
 
 
-def _walk(root: Path, relative: str, version: _Version) -> list[Headroom]:
-    """Return the limits from a cgroup up to the root, below which containers may have nothing."""
-    found = []
+def _walk(root: Path, relative: str, version: _Version, least: Headroom) -> Headroom:
+    """Return `least`, or the room in a cgroup up to the root that leaves less.
+
+    Containers may see the root alone. Each file costs some 20 us, and `Communicator.empty` asks on
+    each call. So usage is read only where there is a limit, and memory.stat only where it counts.
+    """
     folder = root / relative if relative else root
     for each in [folder, *folder.parents]:
-        limit, usage = _lines(each / version.limit), _lines(each / version.usage)
-        if limit and usage and limit[0] != "max":
-            left = int(limit[0]) - int(usage[0]) + _file_cache(each, version)
-            found.append(Headroom(max(0, left), f"the limit {each / version.limit}"))
+        limit = _lines(each / version.limit)
+        bounded = limit and limit[0] != "max" and int(limit[0]) < _UNLIMITED
+        if bounded and (usage := _lines(each / version.usage)):
+            left = int(limit[0]) - int(usage[0])
+            if left < least.bytes:
+                left = max(0, left + _file_cache(each, version))
+                found = Headroom(left, f"the limit {each / version.limit}")
+                least = min(least, found, key=lambda room: room.bytes)
         if each == root:
             break
-    return found
+    return least
 
 
 def _file_cache(folder: Path, version: _Version) -> int:

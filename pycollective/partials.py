@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from pycollective.accumulator import Accumulator
 from pycollective.agree import Bytes, agree
@@ -63,7 +62,7 @@ def reduce_accumulator(
     rows = given._spend()
     try:
         result = comm._reduce_nodes(
-            *(kind, rows, given.size, out, root, op, counts, by, deal.digest, deal.leaves),
+            *(kind, rows, given.shape, out, root, op, counts, by, deal.digest, deal.leaves),
             *(program, wire, async_op),
         )
     except BaseException:
@@ -108,15 +107,15 @@ def _divisor(kind: str, op: str, divisor: float | None, leaves: int) -> float:
         return leaves
     if op != "avg":
         raise ConfigurationError(f"{kind}: divisor= goes with op='avg'")
+    given = int(divisor) if isinstance(divisor, Integral) else divisor  # NumPy's compare as floats
     try:
-        value = float(divisor)
+        value = float(given)
     except (OverflowError, TypeError, ValueError):
         value = math.nan
-    with np.errstate(over="ignore"):
-        exact = float(np.float32(value)) == divisor
-    if not (value > 0 and math.isfinite(value) and exact):
+    if not (value > 0 and math.isfinite(value) and value == given):
         raise ConfigurationError(
-            f"{kind}: divisor {divisor!r} must be above 0, and a number that float32 holds exactly"
+            f"{kind}: divisor {divisor!r} must be above 0, and a number that float64 holds "
+            "exactly, such as an integer up to 2**53"
         )
     return value
 

@@ -87,9 +87,9 @@ def _reduce(
 
 
 def _divided(total: np.ndarray, n: float) -> np.ndarray:
-    """An IEEE division; of integers the quotient, cut towards zero."""
+    """In fp64, rounded to the accumulator; of integers the quotient, cut towards zero."""
     if total.dtype.kind not in "iu":
-        return total / total.dtype.type(n)
+        return (total.astype(np.float64) / n).astype(total.dtype)
     wide = total.astype(np.int64)  # which has the numbers of all types, and `n`
     return (wide - np.fmod(wide, n)) // n
 

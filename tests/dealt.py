@@ -59,9 +59,7 @@ def any_case(turns: random.Random, ranks: int) -> Case:
     else:
         counts = tuple(turns.randrange(scale // ranks + 1) for _ in range(ranks))
     op = turns.choice(["sum", "avg"])
-    divisor = turns.choice([None, 3.0, 1.5e-3, 96.0]) if op == "avg" else None
-    if divisor == 1.5e-3:
-        divisor = float(np.float32(divisor))
+    divisor = turns.choice([None, 3.0, 1.5e-3, 3 * 2**24 + 1, 2**53 - 1]) if op == "avg" else None
     gradient, result = turns.choice(FLOATS), turns.choice(FLOATS)
     return Case(kind, leaves, given, counts, gradient, result, op, divisor, turns.randrange(1000))
 

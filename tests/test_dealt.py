@@ -67,7 +67,7 @@ def test_aligned_blocks(pool, name, result):
         for seed, (kind, op, divisor) in enumerate(
             (kind, op, divisor)
             for kind in ("all_reduce", "reduce_scatter", "reduce")
-            for op, divisor in (("sum", None), ("avg", None), ("avg", 7.0))
+            for op, divisor in (("sum", None), ("avg", None), ("avg", 7.0), ("avg", 3 * 2**24 + 1))
         )
         for counts in [tuple(count // ranks + (seed % 2) * rank for rank in range(ranks))]
     ]
@@ -143,6 +143,25 @@ def test_rows_are_used_again_once_the_reduction_is_done():
     results(run_ranks(used_again, 2))
 
 
+def shaped(comm):
+    """An accumulator of one shape gives an array of it, one of a list of shapes a flat one."""
+    x = np.arange(6, dtype=np.float32)
+    for shape, leaf, right, wrong in (
+        ((2, 3), x.reshape(2, 3), (2, 3), (3, 2)),
+        ([(2, 3)], [x.reshape(2, 3)], (6,), (2, 3)),
+    ):
+        acc = pc.Accumulator(shape, leaves=comm.size)
+        acc.add(comm.rank, leaf)
+        assert acc.shape == right
+        with pytest.raises(pc.ConfigurationError, match=re.escape(f"leaves, {right}")):
+            comm.all_reduce(acc, out=np.zeros(wrong, np.float32))
+        assert same_bits(comm.all_reduce(acc, out=np.zeros(right, "f")).ravel(), comm.size * x)
+
+
+def test_the_output_has_the_leaves_shape(pool):
+    pool(2).call(shaped)
+
+
 # --- Errors.
 
 
@@ -178,14 +197,16 @@ def refused(comm):
     expect(theirs, lambda: comm.all_reduce(other, out=out))
     expect("op 'sum' and 'avg', not 'max'", lambda: comm.all_reduce(acc, "max", out))
     expect("needs an array: out=", lambda: comm.all_reduce(acc))
-    expect("7 elements and the result 6", lambda: comm.all_reduce(acc, out=np.zeros(7, np.float32)))
+    for shape in [(7,), (2, 3), ()]:
+        expect(r"shape of the .* \(6,\)", partial(comm.all_reduce, acc, out=np.zeros(shape, "f")))
     expect("up to float32", lambda: comm.all_reduce(acc, out=np.zeros(6)))
     expect("up to float32", lambda: comm.all_reduce(acc, out=np.zeros(6, np.int32)))
     overlapping = acc._rows()[0]
     expect("overlaps what the accumulator", lambda: comm.all_reduce(acc, out=overlapping))
     expect("goes with op='avg'", lambda: comm.all_reduce(acc, out=out, divisor=3))
-    for bad in (0, -1, np.inf, np.nan, 0.1, 2**24 + 1, 1e300, 10**400, "3", "x", [1, 2]):
-        expect("float32 holds exactly", partial(comm.all_reduce, acc, "avg", out, divisor=bad))
+    odd = 2**53 + 1
+    for bad in (0, -1, np.inf, np.nan, odd, np.int64(odd), 10**400, "3", "x", [1, 2]):
+        expect("float64 holds exactly", partial(comm.all_reduce, acc, "avg", out, divisor=bad))
     expect("go with a pycollective.Accumulator", lambda: comm.all_reduce(out, divisor=2.0))
     expect("one of 4 leaves to 2 ranks", lambda: comm.all_reduce(acc, out=out, deal="x"))
     other_deal = Deal.contiguous(2, 6)
@@ -246,7 +267,7 @@ def differ(comm, kind, what, algorithm):
     leaves = 7 if what == "another M" and odd else 6
     given = {"op": "avg" if what == "another divisor" else "sum", "algorithm": algorithm}
     if what == "another divisor":
-        given["divisor"] = 3 if odd else 2
+        given["divisor"] = 2**53 - odd  # one number of fp32
     mine = pc.leaves_of(comm.rank, 2, leaves)
     if what == "another deal":
         both = [[0, 1, 2], [3, 4, 5]] if odd else [[0, 1], [2, 3, 4, 5]]
@@ -268,7 +289,7 @@ def differ(comm, kind, what, algorithm):
 
 
 SAYS = {
-    "another divisor": r"divisor (2|3)\b.*divisor (2|3)\b",
+    "another divisor": r"divisor 900719925474099(1|2)\b.*divisor 900719925474099(1|2)\b",
     "another deal": r"nodes of deal (\w{8}).*nodes of deal (?!\1)\w{8}",
     "another M": r"nodes of deal (\w{8}).*nodes of deal (?!\1)\w{8}",
     "another dtype": r"float(32|16).*float(16|32)",
@@ -283,6 +304,7 @@ def test_arguments_that_differ(what, algorithm):
     kind = "reduce" if what == "another deal" else "all_reduce"
     for told in results(run_ranks(differ, 2, kind, what, algorithm)):
         assert re.search(SAYS[what], told), told
+        assert "algorithm and wire, and nodes by the same deal and divisor" in told
 
 
 def leave_midway(comm, counts):

@@ -187,6 +187,70 @@ def test_tensors_of_torch(alone):
         alone.all_reduce(torch.ones(3, requires_grad=True))
 
 
+def wrapper(torch):
+    """As DTensor is one, and FakeTensor."""
+
+    class Sharded(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, *call):
+            return NotImplemented
+
+    return torch.Tensor._make_wrapper_subclass(Sharded, (8,))
+
+
+def freed(torch):
+    tensor = torch.ones(8)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+# Of torch, and of NumPy, what shows other numbers than its memory holds, or has none. What it says.
+NO_MEMORY = "and has no memory of its own: give the tensor that it wraps"
+LYING = {
+    "the sign": (
+        lambda torch: torch.full((8,), 2j).conj().imag,
+        r"\(a Tensor\) is negated lazily.*give x\.resolve_neg\(\)",
+    ),
+    "a wrapper": (wrapper, f"is of type Sharded {NO_MEMORY}"),
+    "a zero": (lambda torch: torch._efficientzerotensor(8), f"is of type Tensor {NO_MEMORY}"),
+    "freed": (freed, f"is of type Tensor {NO_MEMORY}"),
+    "a mask": (
+        lambda torch: np.ma.array(numbers(), mask=[True] * 4 + [False] * 4),
+        r"is a MaskedArray, whose mask is not kept: give x\.filled\(0\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LYING)
+def test_an_array_whose_memory_is_not_what_it_shows_is_refused(alone, kind):
+    make, says = LYING[kind]
+    lying, out = make(pytest.importorskip("torch")), numbers()
+    accumulator = pc.Accumulator(8, leaves=1)
+    for call in (
+        lambda: alone.all_reduce(lying),
+        lambda: alone.all_reduce(lying, out=out),
+        lambda: alone.all_gather(lying, out),
+        lambda: accumulator.add(0, lying),
+        lambda: accumulator.add(0, lying, donate=True),
+    ):
+        with pytest.raises(pc.ConfigurationError, match=says):
+            call()
+    assert same_bits(out, numbers())
+    accumulator.add(0, out)
+    with pytest.raises(pc.ConfigurationError, match=says):
+        alone.all_reduce(accumulator, out=lying)
+
+
+def test_a_broadcast_view_is_an_input_and_no_output(alone):
+    torch = pytest.importorskip("torch")
+    views = torch.ones(1).expand(8), np.lib.stride_tricks.as_strided(numbers()[:1], (8,), (0,))
+    for view in views:
+        assert alone.all_reduce(view, out=numbers()).tolist() == [1] * 8
+        with pytest.raises(pc.ConfigurationError, match="whose elements share memory; give one"):
+            alone.all_gather(view, numbers())
+        assert view.tolist() == [1] * 8
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
 def test_arrays_of_jax(alone, dtype):
     jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
+from pycollective import host_memory
 from pycollective.dtypes import numpy_type
 from pycollective.host_memory import headroom
 from pycollective.reference import reduce
@@ -209,6 +210,25 @@ def test_what_cannot_be_is_refused_and_harms_nothing(pool):
         assert all("MiB of shared memory" in text and "leaves" in text for text in said[4:6])
         assert "closed" in said[6]
         assert total == 2
+
+
+def looks(comm):
+    """How each size of array looks at what memory is left, which takes the most of a call."""
+    counts, seen = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_memory, "check", lambda *needed: seen.append(needed))
+        for pages in (1, 4, 8192, 8193):
+            comm.empty(pages << 12, np.int8)
+            counts.append(seen[:])
+            seen.clear()
+    return counts
+
+
+def test_a_small_array_looks_once_at_what_is_left(pool):
+    page, most = 4096, 32 * MIB
+    for counts in pool(2).call(looks):
+        assert counts[:3] == [[(page, 2)], [(4 * page, 2)], [(most, 2)]]
+        assert counts[3] == [(most + page, 1), (most, 2), (page, 2)]
 
 
 def fork_with_an_array(comm):

@@ -87,16 +87,16 @@ ENDS = {
     ),
     "exception": (
         "raise ValueError('bad batch')",
-        *(1, "CollectiveAborted", "exits with an exception"),
+        *(1, "CollectiveAborted", "exits with ValueError: bad batch"),
     ),
     "sudden end": ("os._exit(6)", 6, "PeerFailure", "died"),
     "exception beside a thread": (
         BESIDE_A_THREAD,
-        *(1, "CollectiveAborted", "exits with an exception"),
+        *(1, "CollectiveAborted", "exits with ValueError: bad batch"),
     ),
     "exception beside an executor": (
         BESIDE_AN_EXECUTOR,
-        *(1, "CollectiveAborted", "exits with an exception"),
+        *(1, "CollectiveAborted", "exits with ValueError: bad batch"),
     ),
     "Ctrl-C in asyncio": (IN_ASYNCIO, 130, "CollectiveAborted", "rank 0 was interrupted in recv"),
 }
@@ -163,7 +163,7 @@ def test_what_a_thread_makes_after_the_exception_is_aborted_too():
     assert len(said) == 2, done.stderr
     for each in said:
         assert each.startswith("CollectiveAborted")
-        assert "exits with an exception" in each
+        assert "exits with ValueError: bad batch" in each
 
 
 # Rank 0's threads are blocked while asyncio ends with an exception that is handled; one goes on

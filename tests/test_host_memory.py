@@ -56,6 +56,10 @@ TREES = {
         {"proc/self/cgroup": "0::/docker/0123\n", **v2(".", 50 * MIB, 10 * MIB)},
         *(40 * MIB, "memory.max"),
     ),
+    "a limit far above": (
+        {**SELF, **v2("a", 9000 * MIB, 5, "it-is-not-read")},
+        *(1000 * MIB, "the machine's MemAvailable"),
+    ),
     "version 1": (VERSION_1, 12 * MIB, "memory.limit_in_bytes"),
 }
 

@@ -82,6 +82,29 @@ def test_each_operation_rounds_once_and_the_end_once(dtype, op, ranks, seed):
     assert np.array_equal(reference.reduce(leaves, op).astype(float), want, equal_nan=True)
 
 
+def test_a_division_in_fp64_has_the_bits_of_fp32():
+    """Wherever fp32 holds the divisor; subnormal quotients and those beyond all numbers, too."""
+    random = np.random.default_rng(3)
+    a, b = random.integers(0, 0x7F800000, (2, 200_000)).astype(np.uint32).view(np.float32)
+    b = np.where(b == 0, np.float32(1), b)
+    with np.errstate(all="ignore"):
+        a[::2] = b[::2] * random.integers(1, 1 << 24, 100_000).astype(np.float32)  # near ties
+        want = a / b
+        assert same_bits((a.astype(np.float64) / b).astype(np.float32), want)
+    for x, by, each in zip(a[:999], b[:999], want[:999], strict=True):
+        assert same_bits(reference.reduce([np.array([x])], "avg", float(by)), np.array([each]))
+
+
+@pytest.mark.parametrize("divisor", [2**24 + 1, 3 * 2**24 + 1, 2**53 - 1])
+def test_a_divisor_that_fp32_does_not_hold(divisor):
+    """Another than the one that fp32 has in its place: rounded to 53 bits, and then to 24."""
+    [leaf] = order_sensitive("float32", 1, 300)
+    fp32, fp64 = FORMATS["float32"], FORMATS["float64"]
+    want = [fp32.round(fp64.round(Fraction(each) / divisor)) for each in leaf.tolist()]
+    got = reference.reduce([leaf], "avg", divisor)
+    assert got.tolist() == [float(each) for each in want]
+
+
 @pytest.mark.parametrize("out", ["float8_e5m2", "float16", "bfloat16", "float32"])
 def test_leaves_of_several_types_are_divided_and_rounded_once(out):
     """Of micro-batches: by a divisor that is not their number, to a type that is not theirs."""

@@ -20,6 +20,7 @@ struct Names {
   PyObject* with_stream;   // ("max_version", "stream")
   PyObject* stream_alone;  // ("stream",)
   PyObject* version;       // (1, 0)
+  PyObject* is_neg;        // torch's
 };
 Names names;
 
@@ -63,8 +64,23 @@ bool init_import() {
                                     PyUnicode_InternFromString("stream"));
   names.stream_alone = Py_BuildValue("(N)", PyUnicode_InternFromString("stream"));
   names.version = Py_BuildValue("(ii)", static_cast<int>(kMajor), 0);
+  names.is_neg = PyUnicode_InternFromString("is_neg");
   return names.method != nullptr && names.keywords != nullptr && names.with_stream != nullptr &&
-         names.stream_alone != nullptr && names.version != nullptr;
+         names.stream_alone != nullptr && names.version != nullptr && names.is_neg != nullptr;
+}
+
+// torch's __dlpack__ looks at the lazy conjugate, and not at the lazy sign.
+bool check_sign(PyObject* object, const char* name) {
+  PyObject* const is_neg = _PyType_Lookup(Py_TYPE(object), names.is_neg);
+  if (is_neg == nullptr) return true;
+  PyObject* const lazy = PyObject_CallOneArg(is_neg, object);
+  if (lazy == nullptr) return false;
+  Py_DECREF(lazy);
+  if (lazy != Py_True) return true;
+  raise_configuration_error(
+      "%s (a %.200s) is negated lazily, and its memory has the other sign: give x.resolve_neg()",
+      name, Py_TYPE(object)->tp_name);
+  return false;
 }
 
 PyObject* ask_for_capsule(PyObject* object, const char* name, std::optional<long long> stream) {

@@ -67,6 +67,10 @@ enum class Writing {
 // use an array on a GPU.
 PyObject* ask_for_capsule(PyObject* object, const char* name, std::optional<long long> stream);
 
+// False where the array's memory holds other numbers than the array shows: with the sign that torch
+// has yet to change (`x.conj().imag`). A ConfigurationError is set, or what the array raised.
+bool check_sign(PyObject* object, const char* name);
+
 // What the capsule holds, borrowed from it. Null with a Python error set.
 const Tensor* open_capsule(PyObject* capsule, const char* name, Writing& writing);
 

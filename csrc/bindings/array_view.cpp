@@ -21,6 +21,8 @@ namespace {
 constexpr int kNumpyTypes = NPY_HALF + 1;  // the last of its own
 std::array<std::optional<Dtype>, kNumpyTypes> numpy_types;
 
+PyObject* filled;  // "filled", which masked arrays have; it lives as long as the module
+
 std::optional<Dtype> dtype_of(PyArray_Descr* descr) {
   if (descr->type_num >= 0 && descr->type_num < kNumpyTypes)
     return numpy_types[static_cast<std::size_t>(descr->type_num)];
@@ -57,7 +59,8 @@ bool init_array_view() {
         numpy_types[static_cast<std::size_t>(number)] = row.dtype;
     Py_DECREF(descr);
   }
-  return dlpack::init_import() && init_cuda_array();
+  filled = PyUnicode_InternFromString("filled");
+  return filled != nullptr && dlpack::init_import() && init_cuda_array();
 }
 
 ArrayView::~ArrayView() {
@@ -98,6 +101,16 @@ bool ArrayView::open_anywhere(PyObject* object, const char* name, const NamedStr
   return open_dlpack(object, name, on_device) && check_device(name);
 }
 
+// Wrappers of tensors (DTensor, FakeTensor), torch's lazy zeros and what was freed have none.
+bool ArrayView::check_memory(PyObject* object, const char* name) const {
+  if (data_ != nullptr || count_ == 0) return true;
+  raise_configuration_error(
+      "%s is of type %.200s and has no memory of its own: give the tensor that it wraps (of a "
+      "DTensor x.to_local()), or a copy",
+      name, Py_TYPE(object)->tp_name);
+  return false;
+}
+
 bool ArrayView::check_device(const char* name) const {
   if (device_ < 0 || contiguous_) return true;
   raise_configuration_error("%s lies on GPU %d and is not contiguous; give a contiguous copy of it",
@@ -107,6 +120,11 @@ bool ArrayView::check_device(const char* name) const {
 
 bool ArrayView::open_numpy(PyObject* object, const char* name) {
   auto* array = reinterpret_cast<PyArrayObject*>(object);
+  if (!PyArray_CheckExact(object) && _PyType_Lookup(Py_TYPE(object), filled) != nullptr) {
+    raise_configuration_error("%s is a %.200s, whose mask is not kept: give x.filled(0) or x.data",
+                              name, Py_TYPE(object)->tp_name);
+    return false;
+  }
   PyArray_Descr* descr = PyArray_DESCR(array);
   const std::optional<Dtype> dtype = dtype_of(descr);
   if (!dtype || !PyArray_ISNOTSWAPPED(array)) {
@@ -133,6 +151,7 @@ bool ArrayView::open_numpy(PyObject* object, const char* name) {
 }
 
 bool ArrayView::open_dlpack(PyObject* object, const char* name, bool on_device) {
+  if (!dlpack::check_sign(object, name)) return false;
   // Unconsumed, the capsule calls the producer's deleter when it goes: it is the keepalive.
   owner_ = dlpack::ask_for_capsule(
       object, name, on_device ? std::optional(dlpack_stream(stream_)) : std::nullopt);
@@ -164,9 +183,9 @@ bool ArrayView::open_dlpack(PyObject* object, const char* name, bool on_device) 
     return false;
   }
   dtype_ = *dtype;
-  data_ = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
+  if (tensor->data != nullptr) data_ = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
   set_shape(tensor->ndim, tensor->shape, tensor->strides, static_cast<Py_ssize_t>(size_of(dtype_)));
-  return true;
+  return check_memory(object, name);
 }
 
 bool ArrayView::open_interface(PyObject* object, const char* name) {
@@ -187,7 +206,7 @@ bool ArrayView::open_interface(PyObject* object, const char* name) {
   writing_ = array.read_only ? dlpack::Writing::kReadOnly : dlpack::Writing::kAllowed;
   set_shape(array.dimensions, array.shape, array.has_strides ? array.strides : nullptr, 1);
   owner_ = Py_NewRef(object);
-  return check_device(name);
+  return check_memory(object, name) && check_device(name);
 }
 
 // `strides` in units of so many bytes, or null.
@@ -206,9 +225,16 @@ void ArrayView::set_shape(int dimensions, const std::int64_t* shape, const std::
   if (count_ == 0) contiguous_ = true;
 }
 
+bool ArrayView::repeats() const {
+  for (int i = 0; !contiguous_ && i < dimensions_; ++i)
+    if (shape_[i] > 1 && strides_[i] == 0) return true;
+  return false;
+}
+
 bool ArrayView::check_writable(PyObject* object, const char* kind) const {
-  if (writing_ == dlpack::Writing::kAllowed) return true;
-  if (writing_ == dlpack::Writing::kNotSaid) {
+  const bool repeated = repeats();
+  if (writing_ == dlpack::Writing::kAllowed && !repeated) return true;
+  if (writing_ == dlpack::Writing::kNotSaid && !repeated) {
     const int immutable = dlpack::looks_immutable(object);
     if (immutable <= 0) return immutable == 0;
   }
@@ -216,7 +242,8 @@ bool ArrayView::check_writable(PyObject* object, const char* kind) const {
       "%s: the output array (a %.200s) %s; give one that may be written, such as a copy: "
       "numpy.array(x)",
       kind, Py_TYPE(object)->tp_name,
-      writing_ == dlpack::Writing::kIntoCopy
+      repeated ? "is a broadcast view, whose elements share memory"
+      : writing_ == dlpack::Writing::kIntoCopy
           ? "hands over a copy of itself, in which the result would be lost"
           : "is read-only");
   return false;
@@ -259,6 +286,13 @@ bool ArrayView::copy_back() {
 bool ArrayView::same_shape(const ArrayView& other) const {
   return dimensions_ == other.dimensions_ &&
          std::memcmp(shape_, other.shape_, sizeof(Py_ssize_t) * dimensions_) == 0;
+}
+
+bool ArrayView::has_shape(PyObject* sizes) const {
+  if (PyTuple_GET_SIZE(sizes) != dimensions_) return false;
+  for (int i = 0; i < dimensions_; ++i)
+    if (PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, i)) != shape_[i]) return false;
+  return true;
 }
 
 }  // namespace pycollective

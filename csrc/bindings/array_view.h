@@ -53,6 +53,7 @@ class ArrayView {
       if (each != nullptr) owners.push_back(each);
   }
   bool same_shape(const ArrayView& other) const;
+  bool has_shape(PyObject* sizes) const;  // a tuple of numbers
 
  private:
   bool open_numpy(PyObject* object, const char* name);
@@ -60,6 +61,8 @@ class ArrayView {
   bool open_interface(PyObject* object, const char* name);
   void set_shape(int dimensions, const std::int64_t* shape, const std::int64_t* strides,
                  Py_ssize_t unit);
+  bool repeats() const;  // a broadcast view: elements share memory
+  bool check_memory(PyObject* object, const char* name) const;
   bool check_device(const char* name) const;
   PyObject* as_words() const;  // a NumPy view of the bits, strides kept
 

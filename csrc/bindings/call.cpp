@@ -54,7 +54,11 @@ bool Call::prepare(OpKind kind, const CallArguments& arguments, int rank, int si
 }
 
 bool Call::prepare_nodes(OpKind kind, const CallArguments& arguments, DealtNodes nodes,
-                         PyObject* rows, std::size_t elements, int rank, int size) {
+                         PyObject* rows, PyObject* shape, int rank, int size) {
+  std::size_t elements = 1;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(shape); ++i)
+    elements *= PyLong_AsSize_t(PyTuple_GET_ITEM(shape, i));
+  if (PyErr_Occurred()) return false;
   request_.kind = kind;
   request_.root = static_cast<int>(arguments.root);
   if (!read_op(arguments.op)) return false;
@@ -73,30 +77,33 @@ bool Call::prepare_nodes(OpKind kind, const CallArguments& arguments, DealtNodes
   nodes.dtype = request_.dtype;
   nodes.reduce_op = request_.reduce_op;
   if (!read_rows(std::move(nodes), rows, elements)) return false;
-  return check_nodes_sizes(elements, rank, size);
+  return check_nodes_sizes(elements, shape, rank, size);
 }
 
 // Sets request_.count, and checks the output against it.
-bool Call::check_nodes_sizes(std::size_t elements, int rank, int size) {
+bool Call::check_nodes_sizes(std::size_t elements, PyObject* shape, int rank, int size) {
   const auto n = static_cast<std::size_t>(size);
   const std::vector<std::size_t>& counts = request_.counts;
   request_.count = elements;
-  std::size_t mine = elements;
-  if (in_shards(request_.kind)) {
-    if (!counts.empty() && (counts.size() != n || std::accumulate(counts.begin(), counts.end(),
-                                                                  std::size_t{0}) != elements)) {
-      raise_configuration_error("%s: counts must be %d numbers whose sum is %zu",
-                                name_of(request_.kind), size, elements);
-      return false;
-    }
-    if (counts.empty() && elements % n != 0) {
-      raise_configuration_error("%s: %zu elements are no multiple of %d ranks: give counts=",
-                                name_of(request_.kind), elements, size);
-      return false;
-    }
-    request_.count = elements / n;
-    mine = counts.empty() ? request_.count : counts[static_cast<std::size_t>(rank)];
+  if (!in_shards(request_.kind)) {
+    if (output_ == nullptr || output_->has_shape(shape)) return true;
+    raise_configuration_error("%s: the output must have the shape of the accumulator's leaves, %R",
+                              name_of(request_.kind), shape);
+    return false;
   }
+  if (!counts.empty() && (counts.size() != n || std::accumulate(counts.begin(), counts.end(),
+                                                                std::size_t{0}) != elements)) {
+    raise_configuration_error("%s: counts must be %d numbers whose sum is %zu",
+                              name_of(request_.kind), size, elements);
+    return false;
+  }
+  if (counts.empty() && elements % n != 0) {
+    raise_configuration_error("%s: %zu elements are no multiple of %d ranks: give counts=",
+                              name_of(request_.kind), elements, size);
+    return false;
+  }
+  request_.count = elements / n;
+  const std::size_t mine = counts.empty() ? request_.count : counts[static_cast<std::size_t>(rank)];
   if (output_ == nullptr || output_->count() == mine) return true;
   raise_configuration_error("%s: the output has %zu elements and the result %zu",
                             name_of(request_.kind), output_->count(), mine);

@@ -82,9 +82,10 @@ class Call {
  public:
   // Fills request(). False with a Python error set; nothing has moved.
   bool prepare(OpKind kind, const CallArguments& arguments, int rank, int size);
-  // The same for a reduction of nodes, whose rows are arrays of fp32 of one length.
+  // The same for a reduction of nodes, whose rows are flat arrays of fp32. `shape` is the leaves',
+  // a tuple.
   bool prepare_nodes(OpKind kind, const CallArguments& arguments, DealtNodes nodes, PyObject* rows,
-                     std::size_t elements, int rank, int size);
+                     PyObject* shape, int rank, int size);
   const Request& request() const { return request_; }
   void use(std::shared_ptr<const Program> program) { request_.program = std::move(program); }
   void keep_with(KeptArrays& kept);
@@ -100,7 +101,7 @@ class Call {
   bool read_counts(PyObject* counts);
   bool check_sizes(int rank, int size);
   bool read_rows(DealtNodes nodes, PyObject* rows, std::size_t elements);
-  bool check_nodes_sizes(std::size_t elements, int rank, int size);
+  bool check_nodes_sizes(std::size_t elements, PyObject* shape, int rank, int size);
 
   Request request_;
   ArrayView first_;

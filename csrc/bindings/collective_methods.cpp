@@ -33,8 +33,8 @@ Args:
         is given; then it is only read. Or a `pycollective.Accumulator`, of one size and as many
         leaves on all ranks, which is spent by the call.
     op: see the class.
-    out: of x's shape and dtype, apart from x; or x itself. Of an accumulator a host array of as
-        many elements, of a float type up to float32, the same on all ranks.
+    out: of x's shape and dtype, apart from x; or x itself. Of an accumulator a host array of its
+        `shape`, of a float type up to float32, the same on all ranks.
     async_op, algorithm, wire, stream: see the class. Every algorithm can do it.
     divisor, deal: of accumulators, see the class.
 
@@ -678,21 +678,21 @@ PyObject* reduce_nodes(PyObject* self, PyObject* args) {
   CallArguments call;
   DealtNodes nodes;
   PyObject* rows = nullptr;
+  PyObject* shape = nullptr;
   PyObject* program = nullptr;
-  Py_ssize_t elements = 0;
   unsigned long long deal = 0;
   int async = 0;
   Communicator* core = CommunicatorObject::core_of(self);
   if (core == nullptr ||
-      !PyArg_ParseTuple(args, "sOnOlOOfKiOOp", &name, &rows, &elements, &call.output, &call.root,
-                        &call.op, &call.counts, &nodes.divisor, &deal, &nodes.leaves, &program,
-                        &call.wire, &async))
+      !PyArg_ParseTuple(args, "sOO!OlOOdKiOOp", &name, &rows, &PyTuple_Type, &shape, &call.output,
+                        &call.root, &call.op, &call.counts, &nodes.divisor, &deal, &nodes.leaves,
+                        &program, &call.wire, &async))
     return nullptr;
   nodes.deal = deal;
   const OpKind kind = find_named(kOperationTable, name)->kind;
   auto prepared = std::make_unique<Call>();
-  if (!prepared->prepare_nodes(kind, call, std::move(nodes), rows,
-                               static_cast<std::size_t>(elements), core->rank(), core->size()))
+  if (!prepared->prepare_nodes(kind, call, std::move(nodes), rows, shape, core->rank(),
+                               core->size()))
     return nullptr;
   if (program != Py_None) prepared->use(py::cast<ProgramHandle&>(py::handle(program)).program);
   CommunicatorObject& object = CommunicatorObject::of(self);

@@ -127,7 +127,7 @@ struct CommunicatorObject {
 // The collectives as methods. The type adds its own, and an empty one as the end.
 constexpr int kCollectiveMethods = 11;
 extern const PyMethodDef collective_methods[kCollectiveMethods];
-// _reduce_nodes(kind, rows, elements, out, root, op, counts, divisor, deal, leaves, program, wire,
+// _reduce_nodes(kind, rows, shape, out, root, op, counts, divisor, deal, leaves, program, wire,
 // async_op): a reduction of what accumulators hold (pycollective/partials.py).
 PyObject* reduce_nodes(PyObject* self, PyObject* args);
 

@@ -94,7 +94,7 @@ struct DealtNodes {
   int leaves = 0;                  // of all ranks
   Dtype dtype = Dtype::kFloat32;   // of the result
   ReduceOp reduce_op = ReduceOp::kSum;
-  float divisor = 0;  // of kAvg
+  double divisor = 0;  // of kAvg; the sums are fp32
 };
 
 // One operation. `count` is in elements:
@@ -139,7 +139,7 @@ struct Request {
 
 // What an average divides by.
 inline double divisor_of(const Request& request, int ranks) {
-  return request.nodes ? double{request.nodes->divisor} : double(ranks);
+  return request.nodes ? request.nodes->divisor : double(ranks);
 }
 
 // An operation under way. Thread-safe.

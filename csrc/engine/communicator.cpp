@@ -194,11 +194,12 @@ std::shared_ptr<std::byte> Communicator::allocate(std::size_t bytes) {
   if (forked()) refuse("this process is a fork of the one that made the communicator");
   if (closed()) refuse("this communicator is closed");
   // All that is left may be one rank's, but those of a host mostly ask at the same time. So what is
-  // there for one is looked at first, and before each piece what is there for all.
+  // there for one is looked at first (one piece needs no look of its own), and before each piece
+  // what is there for all.
   const auto check = [this](std::size_t piece, int ranks) {
     if (memory_check_) memory_check_("empty", piece, ranks);
   };
-  check(bytes, 1);
+  if (bytes > ArrayHeap::kPiece) check(bytes, 1);
   try {
     return group_->node().arrays().allocate(
         bytes, [&](std::size_t piece) { check(piece, group_->size()); });

@@ -51,10 +51,12 @@ std::string reported_text(const std::string& report, int reporter, int rank) {
          std::to_string(rank) + ")";
 }
 
-std::string loss_text(const std::string& how, int lost, int rank) {
-  return how + ", seen by rank " + std::to_string(rank) +
-         ". The communicator does no more work; the output of rank " + std::to_string(lost) +
-         " tells why, and the job must be started again";
+std::string loss_text(const std::string& how, int lost, int rank, bool closed) {
+  return how + ", seen by rank " + std::to_string(rank) + ". " +
+         (closed ? "If it ended well it has made fewer calls: all ranks must make as many (where "
+                   "batches are uneven, see torch.distributed.algorithms.Join); else the output"
+                 : "The communicator does no more work; the output") +
+         " of rank " + std::to_string(lost) + " tells why, and the job must be started again";
 }
 
 std::string name_of(const Operation& operation) {
@@ -124,7 +126,7 @@ void Watch::throw_lost(const Operation& operation, Member member) {
                  loss_text(group.describe(member) +
                                (left ? " closed its communicator" : " died: its process ended") +
                                " before it finished " + name_of(operation),
-                           group.rank_of(member), group.world().rank)));
+                           group.rank_of(member), group.world().rank, left)));
 }
 
 void Watch::throw_timeout(const Operation& operation) const {

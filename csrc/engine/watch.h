@@ -60,8 +60,9 @@ class Watch {
 std::string name_of(const Operation& operation);
 // A failure's report, with who reported it to whom.
 std::string reported_text(const std::string& report, int reporter, int rank);
-// How rank `lost` was lost, that `rank` has seen it, and what to do.
-std::string loss_text(const std::string& how, int lost, int rank);
+// How rank `lost` was lost, that `rank` has seen it, and what to do. `closed`: it has closed its
+// communicator, and may have ended well.
+std::string loss_text(const std::string& how, int lost, int rank, bool closed = false);
 // "1800 s"
 std::string seconds_text(double seconds);
 

@@ -116,14 +116,27 @@ void combine_ordered(const Combination& what, const Term* terms, void* out, void
                               [&](std::size_t, Step<A> value) { put(whole, value); });
     return;
   }
+  const bool wide = kAverage && divides_wide<A>(what.divisor);
   const ResultTarget<Codec, std::is_same_v<Op, Sum>> target{
-      static_cast<T*>(out), static_cast<T*>(copy), kAverage ? A(what.divisor) : A(0)};
-  combine_steps_of<Op, A>(what, whole, load,
-                          [&](std::size_t i, Step<A> value) { target.put(i, value); });
-  if (whole != count)
-    combine_steps_of<Op, A>(what, kElements, load_rest, [&](std::size_t, Step<A> value) {
-      target.put_part(whole, count - whole, [&](const auto& part) { part.put(0, value); });
-    });
+      static_cast<T*>(out), static_cast<T*>(copy), kAverage && !wide ? A(what.divisor) : A(0)};
+  const auto finish = [&](const auto& divided) {
+    combine_steps_of<Op, A>(what, whole, load,
+                            [&](std::size_t i, Step<A> value) { target.put(i, divided(value)); });
+    if (whole != count)
+      combine_steps_of<Op, A>(what, kElements, load_rest, [&](std::size_t, Step<A> value) {
+        target.put_part(whole, count - whole,
+                        [&](const auto& part) { part.put(0, divided(value)); });
+      });
+  };
+  if constexpr (kAverage)
+    if (wide)
+      return finish([&](Step<A> value) {
+        A sums[kElements];
+        Plain<A>::store(sums, value);
+        divide_wide(sums, what.divisor, kElements);
+        return Plain<A>::load(sums);
+      });
+  finish([](Step<A> value) { return value; });
 }
 
 // For operations that give the same bits in any order. Their nodes have the leaves' type.

@@ -14,7 +14,7 @@ namespace pycollective {
 //
 //   inputs   n pointers; inputs[i] is leaf i. Any alignment.
 //   n        number of leaves, 1 to kCountableRanks.
-//   divisor  of `avg`: n, or where leaves are sums of some, a float; of integers a whole number.
+//   divisor  of `avg`: n, or where leaves are sums of some, any above 0; of integers a whole one.
 //   out      may be exactly one of the inputs; no other overlap.
 //   copy     where a second copy of the result goes, or nullptr; may be exactly one of the inputs,
 //            another than `out`; no other overlap.
@@ -38,7 +38,7 @@ struct Combination {
   const std::uint8_t* recipe;
   int length;
   int terms;       // operands; at most kMostPending of them wait to be combined
-  double divisor;  // of `avg`: the leaves of the whole order, or a float that the caller chose
+  double divisor;  // of `avg`: the leaves of the whole order, or a number that the caller chose
   bool finish;     // the node is the root: divide and round
 };
 

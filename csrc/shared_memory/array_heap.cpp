@@ -6,8 +6,6 @@
 namespace pycollective {
 namespace {
 
-// Between two looks at what memory is left.
-constexpr std::size_t kPiece = std::size_t{32} << 20;
 constexpr std::size_t kMost = std::size_t{1} << 62;  // far more than there can be; no sum wraps
 
 }  // namespace

@@ -17,6 +17,9 @@ namespace pycollective {
 
 class ArrayHeap : public std::enable_shared_from_this<ArrayHeap> {
  public:
+  // Between two looks at what memory is left.
+  static constexpr std::size_t kPiece = std::size_t{32} << 20;
+
   explicit ArrayHeap(std::shared_ptr<Segment> own) : own_(std::move(own)) {}
 
   // `bytes` (at least one page) of undefined contents, aligned to a page, freed with the last share

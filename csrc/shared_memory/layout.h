@@ -71,7 +71,7 @@ constexpr std::size_t kChunkSlots = 3;  // chunks of an execution plan under way
 constexpr std::size_t kRegionStep = std::size_t{2} << 20;
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
 constexpr std::size_t kMostRegions = 32;                       // of arrays
-constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0007;    // last digits: layout version
+constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0008;    // last digits: layout version
 
 using Mask = std::uint64_t;  // bit m: member m
 constexpr Mask bit(Member member) { return Mask{1} << member.index(); }
@@ -94,8 +94,9 @@ static_assert(sizeof(SegmentHeader) <= kPage);
 struct CallSignature {
   std::uint64_t fields = 0;       // kind, dtype, reduce op, wire, root
   std::uint64_t count = 0;        // elements
-  std::uint64_t counts_hash = 0;  // of the uneven counts, 0 for equal ones
-  char algorithm[24] = {};        // that was asked for; empty for the direct paths
+  std::uint64_t counts_hash = 0;  // of the uneven counts, 0 for equal ones; or the divisor
+  char algorithm[20] = {};        // that was asked for; empty for the direct paths
+  std::uint32_t deal = 0;         // of dealt nodes, the upper half of the deal's digest
 };
 
 // "I have called operation `sequence`, and this is what I called." Two lines are used in turn: a

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -98,17 +99,39 @@ bool reaches(int fd, std::size_t end) {
 }
 
 constexpr std::size_t kSmallestRegion = std::size_t{64} << 20;
+// How long a file of this process may be.
+rlim_t longest_file() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
+}
+
+// False, with errno, if it cannot be. The limit is asked first: Linux sends a signal (SIGXFSZ),
+// which ends processes, to one that exceeds it.
+bool lengthen(int fd, std::size_t bytes) {
+  if (longest_file() < bytes) {
+    errno = EFBIG;
+    return false;
+  }
+  return ftruncate(fd, static_cast<off_t>(bytes)) == 0;
+}
+
 constexpr std::size_t kLargestRegion = std::size_t{1} << 45;  // more cannot be addressed
 
 }  // namespace
 
 std::shared_ptr<Segment> Segment::create() {
   const int fd = Descriptors::open();
-  if (ftruncate(fd, kSegmentBytes) != 0 ||
-      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
+  if (!lengthen(fd, kSegmentBytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
     const int error = errno;
     Descriptors::close(fd);
-    throw std::system_error(error, std::generic_category(), "sealing a shared-memory segment");
+    throw std::system_error(
+        error, std::generic_category(),
+        error == EFBIG
+            ? "a rank's shared memory is a file of " + std::to_string(kSegmentBytes >> 20) +
+                  " MiB, of which little is filled, and files of "
+                  "this process may have " +
+                  std::to_string(longest_file() >> 20) + " MiB: raise the limit (ulimit -f)"
+            : "sealing a shared-memory segment");
   }
   Token token;
   std::byte* base = nullptr;
@@ -193,8 +216,7 @@ Segment::Region Segment::add_region(std::size_t bytes) {
   for (const std::size_t size :
        {std::max({least, kSmallestRegion, begin - kSegmentBytes}), least}) {
     if (least > kLargestRegion) break;
-    if (!reaches(fd_, begin + size) && ftruncate(fd_, static_cast<off_t>(begin + size)) != 0)
-      continue;
+    if (!reaches(fd_, begin + size) && !lengthen(fd_, begin + size)) continue;
     void* const base = try_map(fd_, begin, size, PROT_READ | PROT_WRITE);
     if (base == MAP_FAILED) continue;
     MappedRegion& made = regions_[number];

@@ -74,6 +74,7 @@ void different_calls_name_both_sides_before_data_moves() {
       CHECK(failure.kind == FailureKind::kMismatch);
       CHECK(contains(failure.message, "rank 0") && contains(failure.message, "rank 1"));
       CHECK(contains(failure.message, each.said) && contains(failure.message, each.also));
+      CHECK(!contains(failure.message, "deal"));
       for (const float value : x) CHECK(value == 1.0F);  // nothing moved
       // Refused at once from now on, everywhere.
       CHECK(failure_of([&] { group[r]->run(request, {}); }).kind == FailureKind::kMismatch);

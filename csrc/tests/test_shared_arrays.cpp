@@ -1,5 +1,6 @@
 // Arrays that peers read in place: their memory, and the operations on them.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -55,6 +56,26 @@ void memory_is_committed_and_freed_with_the_last_share() {
   CHECK(one.get() == at);
   std::memset(one.get(), 1, 40 * kMiB);
   CHECK(*other == std::byte{7});
+}
+
+// Without the signal that ends processes, for the first segment and for a further region.
+void a_limit_of_file_sizes_is_named() {
+  const auto segment = Segment::create();
+  rlimit usual{};
+  CHECK(getrlimit(RLIMIT_FSIZE, &usual) == 0);
+  const rlimit small{200 * kMiB, usual.rlim_max};
+  CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const auto refusal_of = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const std::system_error& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  CHECK(contains(refusal_of([] { Segment::create(); }), "may have 200 MiB: raise the limit"));
+  CHECK(contains(refusal_of([&] { segment->add_region(kMiB); }), "ulimit -v and -f"));
+  CHECK(setrlimit(RLIMIT_FSIZE, &usual) == 0);
 }
 
 // Regions are few although each is as large as what needs it.
@@ -356,6 +377,7 @@ void a_forged_offset_is_a_failure() {
 
 int main() {
   memory_is_committed_and_freed_with_the_last_share();
+  a_limit_of_file_sizes_is_named();
   large_arrays_add_regions();
   regions_are_counted();
   an_allocation_that_is_refused_leaves_nothing();

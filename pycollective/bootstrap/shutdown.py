@@ -69,7 +69,7 @@ class Shutdown:
             _tell_launcher_that_others_failed()
         self._has_told = True
         # At exit once more: a thread that was joined meanwhile may have made another.
-        _core.abort_all("the process exits with an exception")
+        _core.abort_all(f"the process exits with {type(crash).__name__}: {crash}")
 
     def _come(self) -> None:
         # Each step is taken even if Ctrl-C ends the one before.

@@ -34,6 +34,7 @@ from pycollective.config import (
     unknown_variables,
 )
 from pycollective.device_path import nvrtc_folders
+from pycollective.errors import ConfigurationError
 from pycollective.shim import building
 
 _MIB = 1 << 20
@@ -58,7 +59,6 @@ def doctor(options: argparse.Namespace | None = None) -> None:
 
 def report() -> list[tuple[str, str, str]]:
     """Return (piece, what was found, what its absence costs; empty if nothing is missing)."""
-    room = host_memory.headroom()
     foreign = ", ".join(each.name for each in _core.dtypes() if not each.in_numpy)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     cores = len(os.sched_getaffinity(0))
@@ -69,13 +69,7 @@ def report() -> list[tuple[str, str, str]]:
         ("cores", str(cores), "" if cores > 1 else "ranks take turns on one core"),
         ("core to core", *_phase()),
         ("SIMD", *_simd()),
-        (
-            "shared memory",
-            f"{room.bytes / _MIB:.0f} MiB may be committed ({room.limit}); a rank of two needs "
-            f"{_core.Node().mailbox_bytes(2) / _MIB:.1f} MiB, of sixteen "
-            f"{_core.Node().mailbox_bytes(16) / _MIB:.1f} MiB",
-            "",
-        ),
+        ("shared memory", *_shared_memory()),
         ("peer watch", *_pidfd()),
         ("single copy", *_single_copy()),
         (
@@ -123,6 +117,20 @@ def _phase() -> tuple[str, str]:
     )
 
 
+def _shared_memory() -> tuple[str, str]:
+    room = host_memory.headroom()
+    try:
+        node = _core.Node()
+    except ConfigurationError as error:
+        return f"none: {error}", "no rank can join"
+    return (
+        f"{room.bytes / _MIB:.0f} MiB may be committed ({room.limit}); a rank of two needs "
+        f"{node.mailbox_bytes(2) / _MIB:.1f} MiB, of sixteen {node.mailbox_bytes(16) / _MIB:.1f} "
+        "MiB",
+        "",
+    )
+
+
 def _pidfd() -> tuple[str, str]:
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -149,7 +157,10 @@ def ptrace_scope() -> int:
 
 
 def _single_copy() -> tuple[str, str]:
-    node = _core.Node()
+    try:
+        node = _core.Node()
+    except ConfigurationError:
+        return "unknown without shared memory", "it is not known whether large messages copy once"
     command = [sys.executable, "-c", _READ_PROBE, node.token.hex(), str(node.fileno())]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, pass_fds=[node.fileno()]

@@ -6,6 +6,7 @@ Ranks write unbuffered, so a line and its end are two writes, and another rank's
 from __future__ import annotations
 
 import os
+import re
 import select
 import subprocess
 import threading
@@ -145,6 +146,7 @@ class Copier(threading.Thread):
         super().__init__(name="pycollective-output", daemon=True)
         self._source, self._sink, self._log = source, sink, log
         self._tag = f"[{rank}] ".encode() if sink and sink.tagged else b""
+        self._torchs_tag = re.compile(rb"^\[rank%d\]: ?" % rank)  # of an uncaught exception
         self._begun = b""  # the beginning of a line
         self._busy = False  # output that was read is on its way
         self._left: int | None = None  # bytes that it still reads once the rank has ended
@@ -154,8 +156,9 @@ class Copier(threading.Thread):
         try:
             for line in self._lines():
                 if self._sink:
-                    whole = line if line.endswith(b"\n") or not self._tag else line + b"\n"
-                    self._sink.write(self._tag + whole)
+                    if self._tag:
+                        line = self._tag + self._torchs_tag.sub(b"", line).rstrip(b"\n") + b"\n"
+                    self._sink.write(line)
         except BrokenPipeError:  # nobody reads: the rank is told by a closed pipe
             pass
         except OSError as error:

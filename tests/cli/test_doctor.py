@@ -150,6 +150,23 @@ def test_shared_memory_says_who_limits_it(monkeypatch):
     assert f"of sixteen {_core.Node().mailbox_bytes(16) / (1 << 20):.1f} MiB" in found
 
 
+def test_a_limit_of_file_sizes_is_named(monkeypatch):
+    monkeypatch.setattr(doctor, "_single_copy", single_copy)
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 20, usual[1]))
+    try:
+        lines = report()
+        with pytest.raises(pycollective.ConfigurationError, match="files of this process may have"):
+            pycollective.init()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    found, cost = lines["shared memory"]
+    assert "a file of 256 MiB" in found
+    assert "may have 100 MiB: raise the limit (ulimit -f)" in found
+    assert cost == "no rank can join"
+    assert lines["single copy"][0] == "unknown without shared memory"
+
+
 def test_what_is_missing_says_what_it_costs(monkeypatch, capsys):
     def refuse(pid, flags=0):
         raise OSError("not here")

@@ -17,6 +17,15 @@ def logs(folder):
     }
 
 
+def test_a_tag_of_torch_is_not_doubled(tmp_path):
+    """The rank's own, where a line begins; logs have the output as it is."""
+    text = "[rank0]: Error\n[rank0]:[W1]\n[rank1]: x\na [rank0]: y\n"
+    done = run("-n", 1, "--log-dir", tmp_path, "printf", text, command=DEFAULT)
+    tagged = ["[0] Error", "[0] [W1]", "[0] [rank1]: x", "[0] a [rank0]: y"]
+    assert done.stdout.splitlines() == tagged
+    assert logs(tmp_path)["0/stdout.log"] == text
+
+
 def test_each_rank_has_two_files_and_its_output_is_shown_all_the_same(tmp_path):
     folder = tmp_path / "runs" / "first"
     done = run("-n", 2, "--log-dir", folder, "sh", "-c", SCRIPT, command=DEFAULT)

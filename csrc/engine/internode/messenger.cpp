@@ -563,20 +563,20 @@ bool Messenger::misses(Peer& peer) {
 void Messenger::look_for_lost() {
   if (notice_) return;
   const Clock::time_point now = Clock::now();
-  const auto found = [&](int rank, const std::string& how) {
+  const auto found = [&](int rank, const std::string& how, bool closed) {
     set_notice({FailureKind::kPeerFailure, rank_,
-                loss_text("rank " + std::to_string(rank) + how, rank, rank_)});
+                loss_text("rank " + std::to_string(rank) + how, rank, rank_, closed)});
   };
   for (auto& [rank, peer] : peers_) {
     if (peer.left) {
       // A message that has come, and at which the operation has not looked, is not missed.
       if (peer.needed || (peer.awaited > 0 && now - *peer.left > kLastMessages && misses(peer)))
-        return found(rank, " closed its communicator before it finished its part");
+        return found(rank, " closed its communicator before it finished its part", true);
       continue;
     }
     const bool directly = peer.awaited > 0 || peer.needed;
     if (peer.lost && awaited_ > 0 && now - *peer.lost > (directly ? kLastGoodbye : kLateGoodbye))
-      return found(rank, " died or cannot be reached any more (" + peer.how + ")");
+      return found(rank, " died or cannot be reached any more (" + peer.how + ")", false);
   }
 }
 

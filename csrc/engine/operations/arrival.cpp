@@ -18,8 +18,8 @@ constexpr int kRootAt = 32;
 constexpr std::uint64_t kOnDevice = 0x20;
 constexpr std::uint64_t kCaptured = 0x10;
 constexpr std::uint64_t kDealt = 0x40;
-// Of such a reduction counts_hash has the upper half of the deal's digest above the divisor's bits;
-// so a hash of uneven counts stands in place of the count, with this bit, which no count has.
+// Of such a reduction counts_hash has the divisor's bits; so a hash of uneven counts stands in
+// place of the count, with this bit, which no count has.
 constexpr std::uint64_t kUnevenCount = std::uint64_t{1} << 63;
 // An all_to_all_v has this in place of a hash: its counts differ from rank to rank.
 constexpr std::uint64_t kUneven = 1;
@@ -53,21 +53,22 @@ std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
   return hash | 1;
 }
 
+constexpr const char* kOfDeal = ", nodes of deal";
+
 // "nodes of deal 1a2b3c4d, divisor 96"
 std::string describe_deal(const CallSignature& called, ReduceOp op) {
   char text[64];
-  const auto deal = static_cast<unsigned>(called.counts_hash >> 32);
-  std::snprintf(text, sizeof(text), ", nodes of deal %08x", deal);
+  std::snprintf(text, sizeof(text), "%s %08x", kOfDeal, static_cast<unsigned>(called.deal));
   if (op != ReduceOp::kAvg) return text;
-  const auto bits = static_cast<std::uint32_t>(called.counts_hash);
-  float divisor = 0;
-  std::memcpy(&divisor, &bits, sizeof(divisor));
+  double divisor = 0;
+  std::memcpy(&divisor, &called.counts_hash, sizeof(divisor));
   std::string both = text;
-  std::snprintf(text, sizeof(text), ", divisor %.9g", static_cast<double>(divisor));
+  std::snprintf(text, sizeof(text), ", divisor %.17g", divisor);
   return both + text;
 }
 
-[[noreturn]] void throw_told(const Mismatch& found, const std::string& where, const char* cure) {
+[[noreturn]] void throw_told(const Mismatch& found, const std::string& where,
+                             const std::string& cure) {
   const std::string rank = "rank " + std::to_string(found.rank);
   throw CollectiveFailure({FailureKind::kMismatch, found.rank, found.kind, found.sequence,
                            rank + " called " + found.mine + " and " + found.other + " called " +
@@ -85,11 +86,11 @@ CallSignature signature_of(const Task& task) {
                      : request.all_to_all_v ? kUneven
                                             : hash_of(request.counts);
   if (request.nodes) {
-    std::uint32_t divisor = 0;
-    if (request.nodes->reduce_op == ReduceOp::kAvg)
-      std::memcpy(&divisor, &request.nodes->divisor, sizeof(divisor));
     if (!request.counts.empty()) made.count = made.counts_hash | kUnevenCount;
-    made.counts_hash = request.nodes->deal >> 32 << 32 | divisor;
+    made.counts_hash = 0;
+    if (request.nodes->reduce_op == ReduceOp::kAvg)
+      std::memcpy(&made.counts_hash, &request.nodes->divisor, sizeof(made.counts_hash));
+    made.deal = static_cast<std::uint32_t>(request.nodes->deal >> 32);
   }
   if (task.program) {
     const std::string& name = task.program->algorithm;  // no longer than it may be: check()
@@ -132,9 +133,11 @@ std::string describe(const CallSignature& called) {
 }
 
 void throw_mismatch(const Mismatch& found, const std::string& where) {
+  const bool dealt = (found.mine + found.theirs).find(kOfDeal) != std::string::npos;
   throw_told(found, where,
-             "Every rank must make the same calls in the same order, with the same dtype, count, "
-             "operation, root, algorithm and wire, and nodes by the same deal and divisor");
+             std::string("Every rank must make the same calls in the same order, with the same "
+                         "dtype, count, operation, root, algorithm and wire") +
+                 (dealt ? ", and nodes by the same deal and divisor" : ""));
 }
 
 void throw_pair_mismatch(const Request& mine, const Mismatch& found, const CallSignature& theirs,

@@ -16,7 +16,7 @@ CallSignature signature_of(const Task& task);
 
 inline bool agree(const CallSignature& a, const CallSignature& b) {
   return a.fields == b.fields && a.count == b.count && a.counts_hash == b.counts_hash &&
-         std::memcmp(a.algorithm, b.algorithm, sizeof(a.algorithm)) == 0;
+         a.deal == b.deal && std::memcmp(a.algorithm, b.algorithm, sizeof(a.algorithm)) == 0;
 }
 
 // The two sides of a message differ in kind and rank: they compare dtype and count.

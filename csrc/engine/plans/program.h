@@ -101,6 +101,6 @@ struct Program {
 };
 
 // Longest name of an algorithm: it travels with the call, so that a mismatch can name it.
-constexpr std::size_t kAlgorithmName = 23;
+constexpr std::size_t kAlgorithmName = 19;
 
 }  // namespace pycollective
