@@ -141,8 +141,7 @@ class LeafSync:
                 there is a `LeafSampler`, the next.
             count: of what the loss is a sum over, such as tokens. The gradients are then divided by
                 the counts of all leaves together, not by M: a mean over tokens, however many each
-                leaf has. All leaves of a step have one, or none. float32 must hold their sum
-                exactly: up to 2**24 it does.
+                leaf has. All leaves of a step have one, or none; together at most 2**53.
 
         Raises:
             ConfigurationError: the leaf is not this rank's or not its turn, or was given already;
@@ -377,7 +376,8 @@ class LeafSync:
     def _issue_header(self) -> None:
         """Tell all ranks this one's step and counts, by the time that all compute their last."""
         counts = [each for each in self._given.values() if each >= 0]
-        mine = np.array([self.step, len(counts), sum(counts)], np.int64)
+        total = min(sum(counts), 2 * _MOST_COUNT)  # more is as wrong, and no integer of 64 bits
+        mine = np.array([self.step, len(counts), total], np.int64)
         self._header = self._comm.all_gather(self._rows, mine, async_op=True)
 
     def _divisor(self) -> int | None:
@@ -398,10 +398,9 @@ class LeafSync:
                 "or none"
             )
         divisor = sum(map(int, counts)) if given else None
-        if divisor is not None and (divisor == 0 or int(np.float32(divisor)) != divisor):
+        if divisor is not None and not 0 < divisor <= _MOST_COUNT:
             raise ConfigurationError(
-                f"step {self.step}: the counts make {divisor}, by which float32 cannot divide "
-                "exactly; count in larger units"
+                f"step {self.step}: the counts make {divisor}, and must make 1 to {_MOST_COUNT}"
             )
         return divisor
 
@@ -543,7 +542,7 @@ class _BeforeForward:
 
 
 _PARAMETERS = "parameters"
-_MOST_COUNT = 1 << 40  # a rank's sum is a 64-bit integer
+_MOST_COUNT = 1 << 53  # of a leaf, and of all together: what fp64 holds
 _HEADER = ("step", "leaves that have a count", "their counts")
 
 
