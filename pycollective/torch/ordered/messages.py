@@ -223,16 +223,26 @@ class Guard:
         self._come = own.recv([self._nothing], peer, ENDS)
         self._answer = own.send([self._nothing], peer, ANSWERS)
         self._end = own.send([self._nothing], peer, ENDS)
+        self._asked: Any = None
+        self._gone: RuntimeError | None = None
 
-    def wait(self) -> RuntimeError | None:
-        """Wait until all is through; the error, if what was sent may not be."""
+    def receive(self) -> None:
+        """Wait until what the rank sends is here, and ask it whether it has all."""
         self._come.wait()
         self._answers[self._peer] = self._answer  # the one before was asked for before this end
         try:
-            self._own.recv([self._nothing], self._peer, ANSWERS).wait()
-        except RuntimeError as error:  # the rank has died, or has ended with all that it wanted
-            return error
-        return None
+            self._asked = self._own.recv([self._nothing], self._peer, ANSWERS)
+        except RuntimeError as error:
+            self._gone = error
+
+    def wait(self) -> RuntimeError | None:
+        """Wait until what was sent has arrived, behind `receive`; the error, if it may not have."""
+        try:
+            if self._gone is None:
+                self._asked.wait()
+        except RuntimeError as error:
+            self._gone = error
+        return self._gone  # the rank has died, or has ended with all that it wanted
 
 
 class Exchange:
@@ -263,6 +273,8 @@ class Exchange:
         try:
             for peer, guard in self.guards.items():
                 those = [peer]
+                guard.receive()
+            for peer, guard in self.guards.items():
                 if (error := guard.wait()) is not None:
                     gone[peer] = error
             for number, work in enumerate(self.works):
