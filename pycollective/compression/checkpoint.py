@@ -192,6 +192,16 @@ def mean_of(residuals: Mapping[str, Mapping[str, Floats]], ranks: int) -> dict[s
     return found
 
 
+class SavedByStateDict:
+    """Cannot be pickled or copied as it is."""
+
+    def __reduce__(self) -> Any:
+        raise ConfigurationError(
+            f"{type(self).__name__} belongs to this process's groups, and cannot be pickled or "
+            "copied: save its state_dict(), which every rank calls, and load that into a new state"
+        )
+
+
 def check_saved(state: Mapping[str, Any], codec: str) -> None:
     """Refuse what no state of this codec has saved; `Saved.of` checks the rest.
 
@@ -313,5 +323,11 @@ def _check_errors(kind: str, name: str, each: Any) -> None:
     dtype = str(getattr(each, "dtype", type(each).__name__)).removeprefix("torch.")
     if dtype != "float32":
         raise ConfigurationError(f"a state whose errors of {name!r} ({kind}) are {dtype}")
-    if not np.isfinite(np.asarray(each)).all():
+    try:
+        errors = np.asarray(each)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"a state whose errors of {name!r} ({kind}) are no dense array: {error}"
+        ) from error
+    if not np.isfinite(errors).all():
         raise ConfigurationError(f"a state whose errors of {name!r} ({kind}) are not finite")

@@ -11,8 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import Field, dataclass, fields, replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -71,7 +71,9 @@ class Codec(Protocol):
 
 
 class Options(Protocol):
-    """The options of a codec, which ranks must give alike."""
+    """The options of a codec, which ranks must give alike; a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def codec(self) -> str:
@@ -584,6 +586,7 @@ class ErrorFeedback:
     ) -> Saved:
         """The checkpoint, if this state can hold it."""
         check_saved(state, self._options.codec)
+        self._check_options(state["codec"])
         saved = Saved.of(flat(state), self._sizes, self.keeper)
         names = [*saved.whole, *saved.sharded]
         if unknown := sorted(set(names) - set(self.shapes)):
@@ -593,6 +596,18 @@ class ErrorFeedback:
         for name in saved.sharded:
             self.partition.check_scatter(name, math.prod(self.shapes[name]))
         return saved
+
+    def _check_options(self, saved: Mapping[str, Any]) -> None:
+        """Refuse options that no state has; they may be others than this one's."""
+        if saved.keys() != self._described.keys():
+            differ = sorted(map(str, saved.keys() ^ self._described.keys()))
+            raise ConfigurationError(f"a state of other options: {differ}")
+        try:
+            of_codec = {each.name for each in fields(self._options)} & saved.keys()
+            replace(self._options, **{name: saved[name] for name in of_codec}).checked()
+            Common(saved["between"], None, saved["dense_steps"]).checked()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"a state of options that cannot be: {error}") from error
 
     def _together(self, what: str, given: Callable[[], Told[_T]]) -> _T:
         """Call `given` on all ranks between the same steps, or on none; what it found."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pycollective.communicator import Communicator
 from pycollective.compression.arrays import OfNumpy
+from pycollective.compression.checkpoint import SavedByStateDict
 from pycollective.compression.feedback import Common, Compress, ErrorFeedback, Options, Shapes
 from pycollective.compression.groups import GroupMaker, Groups
 from pycollective.compression.quantized import QuantizedOptions
@@ -18,7 +19,7 @@ from pycollective.compression.sparse import SparseOptions
 from pycollective.typing import Between, By, Exchange, Values
 
 
-class State:
+class State(SavedByStateDict):
     """Error feedback for a set of named parameters; collective over the group it was made for.
 
     All ranks make it with the same parameters and options, and call the same methods in the same

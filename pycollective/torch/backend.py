@@ -16,6 +16,7 @@ from pycollective.bootstrap.shutdown import SHUTDOWN
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
+from pycollective.torch.serving import backend_of
 
 # How long a process that ends without destroy_process_group waits for calls that nobody waited for,
 # and for their callbacks: enough for peers that are a little behind, and short for a person.
@@ -123,7 +124,7 @@ def _backend_of(group: dist.ProcessGroup | None, call: str) -> _torch.Backend:
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigurationError(f"{call}: this process is in no such process group")
-    backend = group._get_backend(_CPU) if _CPU in group._device_types else None
+    backend = backend_of(group, _CPU)
     if not isinstance(backend, _torch.Backend):
         name = backend.name() if backend is not None else "none"
         raise ConfigurationError(

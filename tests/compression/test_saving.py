@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import numpy as np
@@ -163,6 +164,15 @@ def cast(errors, dtype):
     return errors.to(getattr(torch, dtype))
 
 
+class Sparse:
+    """Errors with a dtype, of which no array can be made; as sparse tensors are."""
+
+    dtype = np.dtype(np.float32)
+
+    def __array__(self, *_, **__):
+        raise TypeError("a sparse layout")
+
+
 def spoilt(good):
     """States that no state gives, by what is wrong with them."""
     residuals, owed = good["residuals"], good["undelivered"]
@@ -182,6 +192,11 @@ def spoilt(good):
         "another version": {**good, "version": 2},
         "another codec": {**good, "codec": {"codec": "three_bit"}},
         "no codec": {**good, "codec": None},
+        "a chunk of a word": {**good, "codec": {**good["codec"], "chunk": "x"}},
+        "between planets": {**good, "codec": {**good["codec"], "between": "planets"}},
+        "no dense steps": {**good, "codec": {**good["codec"], "dense_steps": -1}},
+        "an option more": {**good, "codec": {**good["codec"], "colour": 1}},
+        "an option fewer": {**good, "codec": {"codec": good["codec"]["codec"]}},
         "one more residual": {**good, "residuals": {"worker": worker, "mailman": worker}},
         "a parameter fewer": {**good, "residuals": {**residuals, "worker": {"w": w}}},
         "a parameter more": {**good, "residuals": {**residuals, "worker": {**worker, "z": w}}},
@@ -193,6 +208,10 @@ def spoilt(good):
         "wide": held(cast(w, "float64")),
         "integers": held(cast(w, "int32")),
         "no array": held(None),
+        "sparse": held(Sparse() if isinstance(w, np.ndarray) else w.to_sparse_csr()),
+        "sparse and carried": carried(
+            {"w": Sparse() if isinstance(w, np.ndarray) else owed["w"].to_sparse()}
+        ),
         "no residuals": {name: each for name, each in good.items() if name != "residuals"},
         "a list of residuals": {**good, "residuals": [worker]},
         "a list of errors": {**good, "residuals": {"worker": [w]}},
@@ -236,6 +255,9 @@ def refused(comm, face, kind):
     again = state.state_dict()
     kept &= all(again[key] == good[key] for key in ("steps", "loss_scale", "sharded"))
     state.load_state_dict(good)
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(ConfigurationError, match=r"save its state_dict\(\)"):
+            copied(getattr(state, "of_torch", state))
     return said, kept
 
 

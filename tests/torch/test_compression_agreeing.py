@@ -289,6 +289,7 @@ def refusals(comm):
     indices = torch.zeros(2, 1, dtype=torch.int64)
     sparse = torch.sparse_coo_tensor(indices, torch.ones(1), (80, 90), check_invariants=False)
     attempt("sparse", lambda: state.all_reduce({"w": sparse}))
+    attempt("sparse rows", lambda: state.all_reduce({"w": sparse.to_sparse_csr()}))
     return said
 
 
@@ -299,3 +300,4 @@ def test_what_cannot_be_is_refused_by_name(ranks):
         assert "the state was not given" in said["another model"]
         assert "float64" in said["fp64"]
         assert "dense CPU tensor" in said["sparse"]
+        assert "dense CPU tensor" in said["sparse rows"]

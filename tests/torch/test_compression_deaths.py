@@ -20,16 +20,13 @@ from tests.joining import failing
 from tests.torch.compressed import HOOKS, state_of
 from tests.torch.groups import join
 
-# Seconds until every rank has its error. Over gloo a rank whose own peers live, but wait for one
-# that died, waits until the groups' timeout.
-LIMIT = {"pycollective": 5.0, "gloo": 15.0}
-TIMEOUT = {"pycollective": 60.0, "gloo": 5.0}
+LIMIT = 5.0  # seconds until every rank has its error; the groups wait 60
 
 
 def compressed(comm, backend, codec, topology):
     """DDP of four layers, a bucket each, and its state."""
     join(comm)
-    group = dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=TIMEOUT[backend]))
+    group = dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=60))
     torch.manual_seed(0)
     layers = [torch.nn.Linear(128, 128, bias=False) for _ in range(4)]
     model = DistributedDataParallel(
@@ -71,7 +68,7 @@ def with_a_death(comm, backend, codec, topology):
         ("pycollective", "one_bit", "2x2"),
         ("pycollective", "top_k", "4x1"),
         ("pycollective", "top_k", "2x2"),
-        ("gloo", "int8", "2x2"),  # it waits for the timeout
+        ("gloo", "int8", "2x2"),
         pytest.param("gloo", "int8", "4x1", marks=pytest.mark.storm),
     ],
 )
@@ -81,12 +78,15 @@ def test_a_rank_that_dies_between_two_buckets_fails_backward_on_all(backend, cod
     others = results([outcomes[rank] for rank in (0, 2, 3)])
     for first, second, buckets, steps in others:
         for error, seconds in (first, second):
-            assert isinstance(error, CollectiveError if backend != "gloo" else RuntimeError), error
-            assert seconds < LIMIT[backend], error
+            assert isinstance(error, CollectiveError), error
+            assert seconds < LIMIT, error
         assert 1 <= buckets < 4, "it died in the middle"
         assert steps == 2
-    if backend == "pycollective":
-        errors = [first[0] for first, *_ in others]
+    errors = [first[0] for first, *_ in others]
+    if backend == "gloo":  # a rank may hear of it from another, who has closed its connections
+        told = [str(each) for each in errors if isinstance(each, PeerFailure)]
+        assert any("rank(s) 1 failed" in each for each in told), errors
+    else:
         assert all(isinstance(each, PeerFailure | CollectiveAborted) for each in errors)
         assert isinstance(errors[0], PeerFailure)  # rank 0 waits for it under either topology
         assert "rank 1" in str(errors[0])

@@ -114,6 +114,12 @@ def debug_detail(comm):
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
         model.register_comm_hook(None, pycollective.torch.all_reduce_hook)
         model(torch.full((1, 2), comm.rank + 1.0)).sum().backward()
+        assert pycollective.torch.empty(3).shape == (3,)
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        state = pycollective.torch.OneBitState(ddp)
+        ddp.register_comm_hook(state, pycollective.torch.one_bit_hook)
+        ddp(torch.ones(1, 2)).sum().backward()
+        state.close()
         with pytest.raises(RuntimeError, match="Detected mismatch between collectives"):
             dist.all_reduce(torch.ones(3 + comm.rank))
         return tensor[0].item(), model.module.weight.grad[0, 0].item()

@@ -3,6 +3,7 @@ sizes, and the order in which calls end."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -22,7 +23,7 @@ from pycollective.torch.ordered.group import Streams
 from tests.harness import PerRank, results, run_ranks
 from tests.inputs import DTYPES, PAIRS, TRAITS, awkward, order_sensitive, same_bits
 from tests.joining import failing
-from tests.torch.groups import join, standing_group, to_numpy, to_torch
+from tests.torch.groups import CPU, join, standing_group, to_numpy, to_torch
 from tests.torch.ordered_groups import (
     apart,
     as_on_a_device,
@@ -480,10 +481,10 @@ def test_calls_run_in_the_order_in_which_they_were_issued(pool):
             assert same_bits(got, reference.reduce(inputs, "sum"))
 
 
-def futures(comm):
-    group = standing(comm)
+def futures(comm, backend):
+    group = standing(comm, backend)
     tensor, other = torch.full((20_000,), comm.rank + 1.0), torch.ones(2)
-    with laid_out(group):
+    with laid_out(group) if backend == "gloo" else contextlib.nullcontext():
         work = ordered.all_reduce(tensor, dist.ReduceOp.SUM, group, async_op=True)
         doubled = work.get_future().then(lambda done: 2 * done.value())
         listed = ordered.all_reduce([other], "sum", group, async_op=True)
@@ -494,8 +495,9 @@ def futures(comm):
     return tensor[0].item(), other[0].item()
 
 
-def test_futures_hold_the_tensors_and_chain(pool):
-    assert pool(3).call(futures) == [(6.0, 3.0)] * 3
+@pytest.mark.parametrize("backend", ["gloo", "pycollective"])
+def test_futures_hold_the_tensors_and_chain(pool, backend):
+    assert pool(3).call(futures, backend) == [(6.0, 3.0)] * 3
 
 
 def own_part(comm, leaves):
@@ -713,7 +715,8 @@ def with_settings(comm, name, value):
     join(comm, "gloo")
     tensor = torch.ones(30_000)
     ordered.all_reduce(tensor)
-    return tensor.unique().tolist()
+    own = calls.group_of(None, CPU)._messages.eager_bytes > 0  # connections of ordered's own
+    return tensor.unique().tolist(), own
 
 
 @pytest.mark.storm
@@ -721,4 +724,4 @@ def with_settings(comm, name, value):
     "setting", [("TORCH_GLOO_LAZY_INIT", "1"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")], ids=" ".join
 )
 def test_with_torchs_own_settings(setting):
-    assert results(run_ranks(with_settings, 3, *setting)) == [[3.0]] * 3
+    assert results(run_ranks(with_settings, 3, *setting)) == [([3.0], True)] * 3

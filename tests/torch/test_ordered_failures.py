@@ -223,6 +223,27 @@ def test_an_exchange_names_who_has_died():
     assert any("a message from or to rank(s) 1 failed" in each for each in told), told
 
 
+def dies_half_way(comm):
+    """What an exchange says whose peer has died when messages were half through."""
+    join(comm, "gloo")
+    made = messages.Messages(dist.group.WORLD, torch.device("cpu"))
+    made.connect()
+    peer, count = 1 - comm.rank, 64 << 20
+    data, out = torch.ones(count, dtype=torch.uint8), torch.zeros(count, dtype=torch.uint8)
+    exchange = made.start(messages.LEAVES, [(peer, data)], [(peer, out)])
+    if comm.rank == 1:
+        await_(out[0].item)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return failing(exchange.wait)
+
+
+def test_a_death_half_way_through_a_message_is_heard_at_once():
+    told, seconds = results([run_ranks(dies_half_way, 2)[0]])[0]
+    assert type(told) is PeerFailure, told
+    assert "a message from or to rank(s) 1 failed" in str(told)
+    assert seconds < 5  # of 30, the group's timeout
+
+
 def stays_away(comm, count):
     standing_group(comm)
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,9 @@ from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
 from pycollective.shim import loading
 from pycollective.torch import ordered
+from pycollective.torch.ordered.calls import group_of
+from pycollective.torch.ordered.messages import failure
+from pycollective.torch.serving import backend_of, is_gloo, is_ours
 
 # By its name since torch 2.13, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -31,10 +35,13 @@ class OfProcessGroup:
     Args:
         group: of torch's.
         device: where tensors are.
+        own: whether nobody else uses the group. Over Gloo its bytes then go as those of ordered
+            calls do, which hear at once of a rank that dies.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, own: bool = False) -> None:
         self._group, self._device = group, device
+        self._heard = own and device.type == "cpu" and is_gloo(group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def all_to_all(self, rows: Bytes) -> Bytes:
@@ -51,16 +58,33 @@ class OfProcessGroup:
     def exchange(self, rows: torch.Tensor) -> torch.Tensor:
         """`all_to_all` of bytes on the device, behind its current stream's work."""
         out = torch.empty_like(rows)
-        if rows.numel():
-            dist.all_to_all_single(out.view(-1), rows.view(-1), group=self._group)
+        if rows.numel() and self._heard:
+            group_of(self._group, self._device).exchange(list(rows), out)
+        elif rows.numel():
+            with self._named():
+                dist.all_to_all_single(out.view(-1), rows.view(-1), group=self._group)
         return out
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """`all_gather` of bytes on the device, behind its current stream's work."""
         out = row.new_empty((self.size, row.numel()))
-        if row.numel():
-            _all_gather(out.view(-1), row, group=self._group)
+        if row.numel() and self._heard:
+            group_of(self._group, self._device).exchange([row] * self.size, out)
+        elif row.numel():
+            with self._named():
+                _all_gather(out.view(-1), row, group=self._group)
         return out
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Raise what a backend for CPUs says as a `CollectiveError` that names ranks."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self._device.type != "cpu":
+                raise
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            raise failure(error, others) from error
 
     def average(self, parts: Sequence[torch.Tensor]) -> None:
         """Average by the contract, over any backend."""
@@ -92,18 +116,19 @@ class OfProcessGroup:
         return work.get_future()
 
     def _backend(self) -> Any:
-        return self._group._get_backend(self._device)
+        return backend_of(self._group, self._device)
 
     @cached_property
     def _ours(self) -> bool:
         """Whether the group's backend for these tensors is pycollective; kept, as hooks ask."""
-        shim = loading.loaded()
-        return shim is not None and isinstance(self._backend(), shim.Backend)
+        return is_ours(self._group, self._device)
 
     def abort(self, reason: str) -> None:
-        """Let nobody wait; over other backends peers wait until this process ends."""
+        """Let nobody wait; but over NCCL and others peers wait until this process ends."""
         if self._ours:
             self._backend().communicator.abort(reason)
+        elif self._heard:
+            group_of(self._group, self._device).disconnect()
 
     def close(self) -> None:
         dist.destroy_process_group(self._group)
@@ -142,7 +167,7 @@ def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) ->
                 f"a state of compression: the group's backend, {dist.get_backend(of)}, does not "
                 f"take tensors on {where}"
             )
-        backend = of._get_backend(where).name()
+        backend = backend_of(of, where).name()
         hosts = simulated_hosts(dist.get_world_size())
         return {"hosts": hosts, "backend": backend, "device": where.type}
 
@@ -156,7 +181,7 @@ def _groups(
     ranks = dist.get_process_group_ranks(of)
     backend = dist.get_backend(of)
     # Not torch's default: a rank that waits for a dead one's peers is to wait no longer than here.
-    timeout = of._get_backend(device).options._timeout
+    timeout = backend_of(of, device).options._timeout
 
     whole_world = len(ranks) == dist.get_world_size()
     _check_alike(caller, whole_world)
@@ -175,7 +200,7 @@ def _groups(
                 )
                 mine = made if dist.get_rank() in there else mine
         assert mine is not None
-        return OfProcessGroup(mine, device)
+        return OfProcessGroup(mine, device, own=True)
 
     # By the caller's group: nothing of the state's own is there yet, should this fail.
     hosts = Hosts.of(dist.get_rank(of), _hosts(caller, ranks), between)

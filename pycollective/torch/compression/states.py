@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pycollective.compression.arrays import Floats
+from pycollective.compression.checkpoint import SavedByStateDict
 from pycollective.compression.feedback import Common, Compress, ErrorFeedback, Options, Shape
 from pycollective.compression.quantized import QuantizedOptions
 from pycollective.compression.sparse import SparseOptions
@@ -39,11 +40,12 @@ class OfTensor:
     """A dense tensor on a state's device."""
 
     def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
-        if tensor.dtype not in _DTYPES or not _is_on(tensor, device) or tensor.is_sparse:
+        if tensor.dtype not in _DTYPES or not _is_on(tensor, device) or not _is_dense(tensor):
             where = "CPU" if device.type == "cpu" else str(device)
             raise ConfigurationError(
                 f"a gradient to compress is a dense {where} tensor of float32, float16 or "
-                f"bfloat16, as the parameters are there, not {tensor.dtype} on {tensor.device}"
+                f"bfloat16, as the parameters are there, not {tensor.dtype} on {tensor.device} "
+                f"({tensor.layout})"
             )
         if not tensor.is_contiguous():
             raise ConfigurationError("a gradient to compress must be contiguous")
@@ -73,6 +75,10 @@ class OfTensor:
     @property
     def narrow(self) -> bool:
         return self._flat.itemsize == 2
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided
 
 
 def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
@@ -173,7 +179,7 @@ def _on_device(options: Options, device: torch.device) -> Options:
     return DeviceSparseOptions(**fields, device=device)
 
 
-class State:
+class State(SavedByStateDict):
     """Error feedback for a model's parameters; collective over the group it was made for.
 
     What it does is `pycollective.compression`'s. This looks up parameters, makes tensors of arrays,
@@ -394,6 +400,7 @@ class State:
             parameter is None
             or tensor.numel() != parameter.numel()
             or not _is_permuted_dense(parameter)
+            or not _is_dense(tensor)
         ):
             return OfTensor(tensor, self._device)
         flat = _flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}")

@@ -15,6 +15,7 @@ from pycollective.dtypes import TRAITS
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 from pycollective.shim import loading
 from pycollective.torch.ordered.group import Call, OrderedGroup, Streams
+from pycollective.torch.serving import is_ours
 from pycollective.triton.formats import name_of
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
@@ -86,7 +87,7 @@ def all_reduce(
     async_op: bool = False,
     *,
     narrow: torch.dtype | None = None,
-) -> Work | dist.Work | None:
+) -> Work | None:
     """Reduce over a group of any backend, in place, with the contract's bits.
 
     All ranks of the group make the same calls in the same order, each for tensors of the same
@@ -144,7 +145,7 @@ def reduce_scatter(
     async_op: bool = False,
     *,
     narrow: torch.dtype | None = None,
-) -> Work | dist.Work | None:
+) -> Work | None:
     """Reduce over a group of any backend; each rank gets its equal part, in rank order.
 
     Args:
@@ -328,9 +329,7 @@ def fail(future: torch.futures.Future[Any], error: BaseException) -> None:
         future.set_exception(error)
 
 
-def _of_all(works: Sequence[Any], value: Tensors) -> Any:
-    if isinstance(value, torch.Tensor):
-        return works[0]
+def _of_all(works: Sequence[Any], value: Tensors) -> Work:
     futures = [work.get_future() for work in works]
     return Work(torch.futures.collect_all(futures).then(lambda done: _waited(done, value)))
 
@@ -425,9 +424,7 @@ def _checked_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def _ours(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup | None:
     """The group, if the backend pycollective serves it, whose bits are the contract's already."""
-    kind = torch.device(device.type)
-    served = kind in group._device_types
-    return group if served and group._get_backend(kind).name() == "pycollective" else None
+    return group if is_ours(group, device) else None
 
 
 def _real_dtype(dtype: torch.dtype) -> torch.dtype:

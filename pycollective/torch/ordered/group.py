@@ -45,6 +45,7 @@ from pycollective.torch.ordered.messages import (
     HEADERS,
     LEAVES,
     RESULTS,
+    ROWS,
     Message,
     Messages,
 )
@@ -172,6 +173,32 @@ class OrderedGroup:
         """
         with self._alone("prepare"):
             self._learn_layout()
+
+    def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Send each rank its row of bytes, and have theirs. Collective; nothing is compared.
+
+        Args:
+            rows: as long as each other, on every rank.
+            out: a row for each rank.
+
+        Raises:
+            CollectiveError, ConfigurationError: as for `run`.
+        """
+        with self._alone("exchange"):
+            self._messages.connect()
+            self.calls += 1
+            if out.nbytes <= self._messages.eager_bytes:
+                each = [row.numel() for row in rows]
+                self._all_to_all([[row] for row in rows], out.view(-1), each)
+                return
+            out[self.rank].copy_(rows[self.rank])
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            sends = [(rank, rows[rank]) for rank in others]
+            self._messages.start(ROWS, sends, [(rank, out[rank]) for rank in others]).wait()
+
+    def disconnect(self) -> None:
+        """Let the calls under way fail over Gloo, here and on the peers."""
+        self._messages.disconnect()
 
     def stats(self) -> dict[str, int]:
         """What `ordered.stats` says."""

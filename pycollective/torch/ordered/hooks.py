@@ -4,8 +4,6 @@ No `from __future__ import annotations` here: DDP compares a hook's annotations 
 themselves.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -34,9 +32,4 @@ def hook(
     buffer = bucket.buffer()
     work = all_reduce(buffer, "avg", state, async_op=True)
     assert work is not None
-    return work.get_future().then(lambda done: _tensor(done.value()))
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    """Of works that give a list, and of those that give a tensor."""
-    return value[0] if isinstance(value, list | tuple) else value
+    return work.get_future()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,13 +14,19 @@ import torch.distributed as dist
 
 from pycollective.errors import CollectiveError, CollectiveTimeout, PeerFailure
 from pycollective.torch.ordered import header
+from pycollective.torch.serving import backend_of, is_gloo
 
 # Ours alone: other messages between the same ranks do not mix with them. MPI has tags up to 32767.
-HEADERS, LEAVES, RESULTS, PROBES = range(29811, 29815)
+HEADERS, LEAVES, RESULTS, PROBES, ROWS, ENDS, ANSWERS = range(29811, 29818)
 
 # Over Gloo inputs of up to so many bytes travel with the headers, and results of as many are one
 # exchange. Beyond, copies of data would cost more than messages do.
 EAGER_BYTES = 4 << 20
+
+# Gloo signals a death to receives whose message has not begun to come. It never does so to a
+# message that is half through. Up to so many bytes to or from a rank a socket takes as a whole.
+_WHOLE = 64 << 10
+_AT_ONCE = timedelta(milliseconds=1)
 
 Message = tuple[int, torch.Tensor]  # the other rank, in the group; flat, contiguous
 
@@ -46,13 +53,15 @@ class Messages:
         # Those that have failed, too. Gloo's thread spins if messages come for receives that were
         # dropped, and the group's other messages behind them wait.
         self._under_way: list[Exchange] = []
+        # To each rank the last answer that it may not have asked for yet.
+        self._answers: dict[int, Any] = {}
 
     def connect(self) -> None:
         """Make connections of our own between a Gloo group's ranks; collective over the group.
 
         Gloo numbers a group's collectives when they are issued, so ours would mix with the
-        program's. Nothing happens over other backends, Gloo wrapped for debugging among them.
-        Waits as long as the group does, and up to 30 s more.
+        program's. Nothing happens over other backends. Waits as long as the group does, and up to
+        30 s more.
 
         Raises:
             CollectiveError: they cannot be made.
@@ -60,10 +69,7 @@ class Messages:
         group = self._alive()
         if self._batched or self._size == 1 or self._own is not None:
             return
-        if not dist.is_gloo_available() or _CPU not in group._device_types:
-            return
-        backend = group._get_backend(_CPU)
-        if not isinstance(backend, dist.ProcessGroupGloo):
+        if not is_gloo(group):
             return
         try:
             store = group.get_group_store()
@@ -72,7 +78,7 @@ class Messages:
             with contextlib.suppress(RuntimeError):
                 store = store.clone()  # type: ignore[attr-defined]
             store = dist.PrefixStore("pycollective.torch.ordered", store)
-            timeout = backend.options._timeout
+            timeout = backend_of(group, _CPU).options._timeout
             self._own = dist.ProcessGroupGloo(store, self._rank, self._size, timeout)
         except RuntimeError as error:
             timed_out = any(each in str(error).lower() for each in ("timeout", "timed out"))
@@ -99,6 +105,7 @@ class Messages:
         self._count(each.numel() for _, each in here)
         exchange = Exchange(self._under_way, here + there)
         works = exchange.works
+        peer = -1
         try:
             if not self._batched:
                 # Sends first: a send that finds its receive is written by this thread, which then
@@ -108,6 +115,9 @@ class Messages:
                     works.append(by.send([each], peer, tag))
                 for peer, each in there:
                     works.append(by.recv([each], peer, tag))
+                if self._own is not None:
+                    for peer in _long(here) | _long(there):
+                        exchange.guards[peer] = Guard(self._own, peer, self._answers)
             elif here or there:
                 # As one group of NCCL's, where one message alone could wait for another's kernel.
                 works += dist.batch_isend_irecv(
@@ -118,10 +128,8 @@ class Messages:
                     ]
                 )
         except RuntimeError as error:
-            failed = (here + there)[len(works) :]
-            raise failure(
-                error, [peer for peer, _ in failed[: None if self._batched else 1]]
-            ) from error
+            peers = [each for each, _ in here + there] if self._batched else [peer]
+            raise failure(error, peers) from error
         return exchange
 
     def all_to_all(
@@ -172,7 +180,7 @@ class Messages:
             # What waits in vain makes Gloo close all of them; there is no other way.
             with contextlib.suppress(RuntimeError):
                 receive = self._own.recv([self._scrap], self._others()[0], PROBES)
-                receive.wait(timedelta(milliseconds=1))
+                receive.wait(_AT_ONCE)
 
     def abort(self, reason: str) -> None:
         """Let what is under way fail."""
@@ -195,15 +203,59 @@ class Messages:
             self.sent_bytes += each
 
 
+class Guard:
+    """Says when large messages to and from a rank are through, or that it has died.
+
+    All that is waited for here are receives of nothing, which have not begun to come, so that Gloo
+    signals the rank's death to them. Connections keep the order: the rank's end comes behind its
+    data. When it has come, ours are on their way, and the rank's answer to what is asked behind
+    them says that they have arrived. Gloo's thread there gives it.
+
+    Args:
+        own: the backend.
+        peer: the rank.
+        answers: where the answer is kept that the peer may ask for later.
+    """
+
+    def __init__(self, own: Any, peer: int, answers: dict[int, Any]) -> None:
+        self._own, self._peer, self._answers = own, peer, answers
+        self._nothing = torch.empty(0, dtype=torch.uint8)
+        self._come = own.recv([self._nothing], peer, ENDS)
+        self._answer = own.send([self._nothing], peer, ANSWERS)
+        self._end = own.send([self._nothing], peer, ENDS)
+        self._asked: Any = None
+        self._gone: RuntimeError | None = None
+
+    def receive(self) -> None:
+        """Wait until what the rank sends is here, and ask it whether it has all."""
+        self._come.wait()
+        self._answers[self._peer] = self._answer  # the one before was asked for before this end
+        try:
+            self._asked = self._own.recv([self._nothing], self._peer, ANSWERS)
+        except RuntimeError as error:
+            self._gone = error
+
+    def wait(self) -> RuntimeError | None:
+        """Wait until what was sent has arrived, behind `receive`; the error, if it may not have."""
+        try:
+            if self._gone is None:
+                self._asked.wait()
+        except RuntimeError as error:
+            self._gone = error
+        return self._gone  # the rank has died, or has ended with all that it wanted
+
+
 class Exchange:
     """Messages under way, with the memory that they use.
 
     Attributes:
         works: the backend's.
+        guards: of the ranks with which large messages are exchanged.
     """
 
     def __init__(self, under_way: list[Exchange], messages: Sequence[Message]) -> None:
         self.works: list[Any] = []
+        self.guards: dict[int, Guard] = {}
         self._messages = messages
         self._under_way = under_way
         under_way.append(self)
@@ -214,14 +266,37 @@ class Exchange:
         Raises:
             CollectiveError: one has failed; names the peer and what the backend says.
         """
+        peers = [peer for peer, _ in self._messages]
         each_its_own = len(self.works) == len(self._messages)
-        for number, work in enumerate(self.works):
-            try:
-                work.wait()
-            except RuntimeError as error:
-                those = self._messages[number : number + 1] if each_its_own else self._messages
-                raise failure(error, [peer for peer, _ in those]) from error
+        those: Sequence[int] = peers
+        gone: dict[int, RuntimeError] = {}
+        try:
+            for peer, guard in self.guards.items():
+                those = [peer]
+                guard.receive()
+            for peer, guard in self.guards.items():
+                if (error := guard.wait()) is not None:
+                    gone[peer] = error
+            for number, work in enumerate(self.works):
+                those = peers[number : number + 1] if each_its_own else peers
+                if those[0] not in gone:
+                    work.wait()
+                    continue
+                try:
+                    work.wait(_AT_ONCE)
+                except RuntimeError:
+                    raise gone[those[0]] from None
+        except RuntimeError as error:
+            raise failure(error, those) from error
         self._under_way.remove(self)
+
+
+def _long(messages: Sequence[Message]) -> set[int]:
+    """The ranks with which these exchange so much that a message may be half through."""
+    bytes_of: Counter[int] = Counter()
+    for peer, each in messages:
+        bytes_of[peer] += each.numel()
+    return {peer for peer, count in bytes_of.items() if count > _WHOLE}
 
 
 def failure(error: RuntimeError, peers: Sequence[int]) -> CollectiveError:

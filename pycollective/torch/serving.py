@@ -1,0 +1,33 @@
+"""Which backend serves a process group's tensors, and whether it is pycollective or Gloo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pycollective.shim import loading
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """The backend for tensors on such a device, or None.
+
+    torch wraps it where TORCH_DISTRIBUTED_DEBUG is DETAIL; this is what is in the wrapper.
+    """
+    kind = torch.device(device.type)
+    backend: Any = group._get_backend(kind) if kind in group._device_types else None
+    return getattr(backend, "wrapped_pg", backend)
+
+
+def is_gloo(group: dist.ProcessGroup) -> bool:
+    """Whether Gloo serves a group's CPU tensors."""
+    if not dist.is_gloo_available():
+        return False
+    return isinstance(backend_of(group, torch.device("cpu")), dist.ProcessGroupGloo)
+
+
+def is_ours(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether pycollective serves such tensors; also where no part is compiled for torch."""
+    shim = loading.loaded()
+    return shim is not None and isinstance(backend_of(group, device), shim.Backend)
