@@ -44,7 +44,8 @@ c10::intrusive_ptr<Future> average(const c10::intrusive_ptr<c10d::ProcessGroup>&
   const std::string backend = group->getBackend(bucket.device().type())->getBackendName();
   TORCH_CHECK_VALUE(backend == "pycollective",
                     "all_reduce_hook needs a process group of the pycollective backend for ",
-                    bucket.device(), ", not of ", backend);
+                    bucket.device(), ", not of ", backend,
+                    ": over that one register pycollective.torch.ordered.hook");
   std::vector<at::Tensor> tensors{bucket};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::AVG;

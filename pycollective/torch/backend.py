@@ -129,7 +129,8 @@ def _backend_of(group: dist.ProcessGroup | None, call: str) -> _torch.Backend:
         name = backend.name() if backend is not None else "none"
         raise ConfigurationError(
             f"{call} needs a process group of the backend pycollective for {_CPU}, and its is "
-            f"{name}"
+            f"{name}: give one made by init_process_group('pycollective') or "
+            "new_group(backend='pycollective')"
         )
     return backend
 

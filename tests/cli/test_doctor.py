@@ -16,6 +16,7 @@ import pytest
 import pycollective
 from pycollective import _core, host_memory
 from pycollective.bench import phase
+from pycollective.bootstrap.attach import NODE
 from pycollective.cli import doctor
 from pycollective.config import INSTALL_TORCH, VERSION
 from pycollective.shim import loading
