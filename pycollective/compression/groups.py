@@ -20,7 +20,7 @@ from pycollective.errors import CollectiveAborted, CollectiveError, CollectiveMi
 Bytes = NDArray[np.uint8]
 
 # How a rank that aborts says that it has read what does not fit.
-_MISMATCH = f"{CollectiveMismatch.__name__}: "
+MISMATCH = f"{CollectiveMismatch.__name__}: "
 # Bytes of what begins a call between steps: its length tells it from other calls.
 _BETWEEN_STEPS = 2
 
@@ -287,7 +287,7 @@ class Groups:
         try:
             yield
         except CollectiveAborted as error:
-            if _MISMATCH in str(error):
+            if MISMATCH in str(error):
                 raise CollectiveMismatch(
                     str(error), error.rank, error.op, error.sequence
                 ) from error

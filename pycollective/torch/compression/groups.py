@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pycollective.agree import agree
 from pycollective.bootstrap.attach import host_identity
 from pycollective.bootstrap.init import simulated_hosts
-from pycollective.compression.groups import Bytes, Group, GroupMaker, Groups
+from pycollective.compression.groups import MISMATCH, Bytes, Group, GroupMaker, Groups
 from pycollective.compression.partition import Hosts
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
@@ -127,7 +127,7 @@ class OfProcessGroup:
         """Let nobody wait; but over NCCL and others peers wait until this process ends."""
         if self._ours:
             self._backend().communicator.abort(reason)
-        elif self._heard:
+        elif self._heard and not reason.startswith(MISMATCH):  # which all ranks see by themselves
             group_of(self._group, self._device).disconnect()
 
     def close(self) -> None:
