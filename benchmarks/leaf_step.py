@@ -95,9 +95,9 @@ def on_a_rank(run: Run) -> Record | None:
         f"leaves {MANY}": partial(leaves, MANY),
     }
     if run.options["hosts"] == "2":
-        before = pycollective.torch.stats()["sent_raw_bytes"]
+        before = syncs[MANY].stats()["sent_raw_bytes"]
         leaves(MANY)
-        sent = pycollective.torch.stats()["sent_raw_bytes"] - before
+        sent = syncs[MANY].stats()["sent_raw_bytes"] - before
         dist.destroy_process_group()
         comm.close()
         return {"sent_bytes": sent} if comm.rank == 0 else None

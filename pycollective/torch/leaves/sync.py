@@ -271,6 +271,10 @@ class LeafSync:
                 )
         self.step = integer(state["step"], "the checkpoint's step")
 
+    def stats(self) -> dict[str, int]:
+        """Count what this rank has sent to other hosts for it, as `Communicator.stats` does."""
+        return self._comm.stats()
+
     @property
     def nbytes(self) -> int:
         """Bytes that it holds for gradients: sums in fp32, and averages."""
