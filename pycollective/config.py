@@ -23,7 +23,7 @@ ENV_TOPOLOGY, ENV_TUNING = "PYCOLLECTIVE_TOPOLOGY", "PYCOLLECTIVE_TUNING"
 ENV_WIRE = "PYCOLLECTIVE_WIRE"
 ENV_PORT = "PYCOLLECTIVE_PORT"
 ENV_DEVICE_PATH = "PYCOLLECTIVE_DEVICE_PATH"
-# All of this beginning: those above, of native code, of the build, of tests (docs/variables.md).
+# Every variable PYCOLLECTIVE_…; tests/test_documents.py holds this to docs/variables.md.
 VARIABLES = (
     *(ENV_RANK, ENV_SIZE, ENV_STORE, ENV_SECRET, ENV_SECRET_FILE, ENV_TOPOLOGY, ENV_TUNING),
     *(ENV_WIRE, ENV_PORT, ENV_DEVICE_PATH),

@@ -107,7 +107,9 @@ def _divisor(kind: str, op: str, divisor: float | None, leaves: int) -> float:
         return leaves
     if op != "avg":
         raise ConfigurationError(f"{kind}: divisor= goes with op='avg'")
-    given = int(divisor) if isinstance(divisor, Integral) else divisor  # NumPy's compare as floats
+    given = (
+        int(divisor) if isinstance(divisor, Integral) else divisor
+    )  # NumPy's would compare as floats
     try:
         value = float(given)
     except (OverflowError, TypeError, ValueError):

@@ -53,9 +53,10 @@ std::string reported_text(const std::string& report, int reporter, int rank) {
 
 std::string loss_text(const std::string& how, int lost, int rank, bool closed) {
   return how + ", seen by rank " + std::to_string(rank) + ". " +
-         (closed ? "If it ended well it has made fewer calls: all ranks must make as many (where "
-                   "batches are uneven, see torch.distributed.algorithms.Join); else the output"
-                 : "The communicator does no more work; the output") +
+         (closed
+              ? "Either it has made fewer calls: all ranks must make as many (for uneven batches "
+                "see torch.distributed.algorithms.Join). Or it failed: the output"
+              : "The communicator does no more work; the output") +
          " of rank " + std::to_string(lost) + " tells why, and the job must be started again";
 }
 

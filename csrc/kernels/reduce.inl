@@ -76,7 +76,7 @@ struct NodeTarget {
 };
 
 // Where A does not hold the divisor, a sum is divided in fp64, and the quotient rounded. That gives
-// the bits of a division in fp32 where fp32 does (53 bits are more than twice 24 and one), so only
+// the bits of a division in fp32 where fp32 does (53 bits are at least 2 * 24 + 2), so only
 // the others take the time. Not in ResultTarget: a call there would cost every average registers.
 template <class A>
 bool divides_wide(double divisor) {

@@ -98,7 +98,6 @@ bool reaches(int fd, std::size_t end) {
   return fstat(fd, &status) == 0 && static_cast<std::size_t>(status.st_size) >= end;
 }
 
-constexpr std::size_t kSmallestRegion = std::size_t{64} << 20;
 // How long a file of this process may be.
 rlim_t longest_file() {
   rlimit limit{};
@@ -115,6 +114,7 @@ bool lengthen(int fd, std::size_t bytes) {
   return ftruncate(fd, static_cast<off_t>(bytes)) == 0;
 }
 
+constexpr std::size_t kSmallestRegion = std::size_t{64} << 20;
 constexpr std::size_t kLargestRegion = std::size_t{1} << 45;  // more cannot be addressed
 
 }  // namespace
@@ -226,8 +226,9 @@ Segment::Region Segment::add_region(std::size_t bytes) {
     return made.range;
   }
   throw std::system_error(std::make_error_code(std::errc::not_enough_memory),
-                          "this process has no addresses left for " + std::to_string(bytes) +
-                              " bytes of shared memory (ulimit -v and -f may limit them)");
+                          "no room for " + std::to_string(bytes) +
+                              " bytes of shared memory: raise the limit of addresses (ulimit -v) "
+                              "or of files (ulimit -f)");
 }
 
 std::byte* Segment::map_region(std::size_t number) {

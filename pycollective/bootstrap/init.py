@@ -208,7 +208,10 @@ class InitOptions:
 
 
 def simulated_hosts(size: int) -> tuple[int, ...]:
-    """Return the host of each of `size` ranks by PYCOLLECTIVE_TOPOLOGY; empty without it."""
+    """Return the host of each of `size` ranks by PYCOLLECTIVE_TOPOLOGY; empty without it.
+
+    Warns: as `init`.
+    """
     _warn_of_unknown_variables(None)
     return _hosts_of(os.environ.get(ENV_TOPOLOGY, ""), size)
 

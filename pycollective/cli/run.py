@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 def _refuse_ranks_behind(program: list[str]) -> None:
     """Raise if -n stands behind the program: it would train on one rank, and may not say so.
 
-    Other options are not looked for: programs have a --log-dir, and tags are seen.
+    Other options are not checked: a program may have its own --log-dir, and missing tags show.
     """
     for word in program[1:]:
         if re.fullmatch(r"-n\d*|--ranks(=.*)?", word):

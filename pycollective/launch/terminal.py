@@ -22,7 +22,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._fd = -1  # /dev/tty, once a rank has read from it
-        # Echo and such: who is killed while it reads does not mend them.
+        # To restore: a rank that is killed while it reads leaves echo off.
         self._modes: list[Any] = []
         self._asks: list[int] = []  # groups that are stopped because they read
         self._holder = 0  # the group that has the terminal

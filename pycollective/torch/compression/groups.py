@@ -35,14 +35,18 @@ class OfProcessGroup:
     Args:
         group: of torch's.
         device: where tensors are.
-        own: whether nobody else uses the group. Over Gloo its bytes then go as those of ordered
-            calls do, which hear at once of a rank that dies.
+        members: of a group that nobody else uses, its ranks' numbers in errors. Over Gloo its bytes
+            then go as those of ordered calls do, which hear at once of a rank that dies.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, own: bool = False) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, members: Sequence[int] = ()
+    ) -> None:
         self._group, self._device = group, device
-        self._heard = own and device.type == "cpu" and is_gloo(group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._heard = bool(members) and device.type == "cpu" and is_gloo(group)
+        if self._heard:
+            group_of(group, device).name_ranks(members)
 
     def all_to_all(self, rows: Bytes) -> Bytes:
         return self._back(self.exchange(torch.from_numpy(rows).to(self._device)))
@@ -77,14 +81,13 @@ class OfProcessGroup:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Raise what a backend for CPUs says as a `CollectiveError` that names ranks."""
+        """Raise what a backend for CPUs says as a `CollectiveError`."""
         try:
             yield
         except RuntimeError as error:
             if self._device.type != "cpu":
                 raise
-            others = [rank for rank in range(self.size) if rank != self.rank]
-            raise failure(error, others) from error
+            raise failure(error, []) from error
 
     def average(self, parts: Sequence[torch.Tensor]) -> None:
         """Average by the contract, over any backend."""
@@ -187,7 +190,7 @@ def _groups(
     _check_alike(caller, whole_world)
 
     def part(disjoint: Sequence[Sequence[int]]) -> Group:
-        mine: dist.ProcessGroup | None = None
+        mine: OfProcessGroup | None = None
         for members in disjoint:
             there = [ranks[member] for member in members]
             # Others than the group's ranks do not call this; those who do make as many groups.
@@ -198,9 +201,10 @@ def _groups(
                     backend=backend,
                     use_local_synchronization=not whole_world,
                 )
-                mine = made if dist.get_rank() in there else mine
+                if dist.get_rank() in there:
+                    mine = OfProcessGroup(made, device, members)
         assert mine is not None
-        return OfProcessGroup(mine, device, own=True)
+        return mine
 
     # By the caller's group: nothing of the state's own is there yet, should this fail.
     hosts = Hosts.of(dist.get_rank(of), _hosts(caller, ranks), between)

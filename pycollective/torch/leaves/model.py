@@ -112,15 +112,23 @@ class Model:
             if isinstance(each, _NORMS) and each.training and each.track_running_stats
         ]
         embeddings = [f"{name} (max_norm)" for name, _ in self._with_max_norm()]
-        for found, what in (
-            (norms, "keeps running statistics of the leaves that its rank has seen"),
-            (embeddings, "changes its weights in forward, on its rank alone"),
+        for found, what, cure in (
+            (
+                norms,
+                "keeps running statistics of the leaves that its rank has seen",
+                "use a norm without them, or compute them anew before you evaluate",
+            ),
+            (
+                embeddings,
+                "changes its weights in forward, on its rank alone",
+                "renormalize between steps",
+            ),
         ):
             if found:
                 others = f" (and {len(found) - 1} more)" if found[1:] else ""
                 warnings.warn(
                     f"LeafSync: {found[0]}{others} {what}: these differ from rank to rank and with "
-                    "the number of ranks (docs/any_number_of_ranks.md)",
+                    f"the number of ranks; {cure} (docs/any_number_of_ranks.md)",
                     stacklevel=3,
                 )
 
@@ -192,7 +200,8 @@ class Model:
             if each._version != version and id(each) not in self._renormed:
                 raise ConfigurationError(
                     f"{name} was changed inside leaf {leaf}, by a forward that writes to it or a "
-                    "hook of backward, so the ranks' weights part: change weights between steps"
+                    "hook of backward, so weights would differ between ranks: change them between "
+                    "steps"
                 )
 
     def may_train(self) -> bool:

@@ -272,7 +272,7 @@ class LeafSync:
         self.step = integer(state["step"], "the checkpoint's step")
 
     def stats(self) -> dict[str, int]:
-        """Count what this rank has sent to other hosts for it, as `Communicator.stats` does."""
+        """Count what this LeafSync has sent from this rank to other hosts: `Communicator.stats`."""
         return self._comm.stats()
 
     @property
@@ -380,7 +380,9 @@ class LeafSync:
     def _issue_header(self) -> None:
         """Tell all ranks this one's step and counts, by the time that all compute their last."""
         counts = [each for each in self._given.values() if each >= 0]
-        total = min(sum(counts), 2 * _MOST_COUNT)  # more is as wrong, and no integer of 64 bits
+        total = min(
+            sum(counts), 2 * _MOST_COUNT
+        )  # any above the limit is refused; this fits 64 bits
         mine = np.array([self.step, len(counts), total], np.int64)
         self._header = self._comm.all_gather(self._rows, mine, async_op=True)
 
@@ -522,8 +524,8 @@ class LeafSync:
 class _BeforeForward:
     """A module's hook that refuses a forward of training outside of a leaf.
 
-    A copy of the module has none of this, pickled or not: `{}.get` hands the arguments on, and
-    needs no pycollective.
+    A pickled or copied module gets a hook that does nothing: `{}.get(module, args)` returns `args`.
+    It is a builtin, so the file loads without pycollective.
     """
 
     def __init__(self, sync: LeafSync) -> None:

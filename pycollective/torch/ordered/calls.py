@@ -124,9 +124,9 @@ def all_reduce(
     """
     tensors = _list_of(tensor)
     _check(tensors, op, narrow)
-    ours = _ours(_checked_group(group), tensors[0].device)
-    if ours is not None:
-        works = [dist.all_reduce(each, _REDUCE_OPS[_name(op)], ours, async_op) for each in tensors]
+    found = _checked_group(group)
+    if is_ours(found, tensors[0].device):  # whose bits are the contract's already
+        works = [dist.all_reduce(each, _REDUCE_OPS[_name(op)], found, async_op) for each in tensors]
         return _of_all(works, tensor) if async_op else None
     ordered = group_of(group, tensors[0].device)
     packs = [_pack([tensors[i] for i in numbers]) for numbers in _by_dtype(tensors)]
@@ -183,11 +183,10 @@ def reduce_scatter(
             raise ConfigurationError(
                 "ordered.reduce_scatter: an output overlaps other ranks' parts of its input"
             )
-    ours = _ours(found, tensors[0].device)
-    if ours is not None:
+    if is_ours(found, tensors[0].device):
         works = [
             dist.reduce_scatter_tensor(
-                part, whole.contiguous().view(-1), _REDUCE_OPS[_name(op)], ours, async_op
+                part, whole.contiguous().view(-1), _REDUCE_OPS[_name(op)], found, async_op
             )
             for part, whole in zip(outs, tensors, strict=True)
         ]
@@ -220,7 +219,7 @@ def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str =
         ConfigurationError, CollectiveError: as for `all_reduce`.
     """
     found = _checked_group(group)
-    if _ours(found, torch.device(device)) is None:
+    if not is_ours(found, torch.device(device)):
         ordered = group_of(found, torch.device(device))
         _on_streams(ordered, ordered.prepare, [])
 
@@ -420,11 +419,6 @@ def _checked_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     except ValueError as error:
         raise ConfigurationError("ordered: the process group was destroyed") from error
     return found
-
-
-def _ours(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup | None:
-    """The group, if the backend pycollective serves it, whose bits are the contract's already."""
-    return group if is_ours(group, device) else None
 
 
 def _real_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -196,6 +196,10 @@ class OrderedGroup:
             sends = [(rank, rows[rank]) for rank in others]
             self._messages.start(ROWS, sends, [(rank, out[rank]) for rank in others]).wait()
 
+    def name_ranks(self, names: Sequence[int]) -> None:
+        """Call the ranks so in errors; by default by their numbers in the group."""
+        self._messages.names = names
+
     def disconnect(self) -> None:
         """Let the calls under way fail over Gloo, here and on the peers."""
         self._messages.disconnect()

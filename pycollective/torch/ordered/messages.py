@@ -25,8 +25,8 @@ EAGER_BYTES = 4 << 20
 
 # Gloo signals a death to receives whose message has not begun to come. It never does so to a
 # message that is half through. Up to so many bytes to or from a rank a socket takes as a whole.
-_WHOLE = 64 << 10
-_AT_ONCE = timedelta(milliseconds=1)
+_UNGUARDED_BYTES = 64 << 10
+_NO_WAIT = timedelta(milliseconds=1)
 
 Message = tuple[int, torch.Tensor]  # the other rank, in the group; flat, contiguous
 
@@ -45,6 +45,7 @@ class Messages:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group = weakref.ref(group)
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self.names: Sequence[int] = range(self._size)  # of the ranks, in errors
         self._device = device
         self._batched = device.type != "cpu"
         self._own: Any = None  # a backend of ours, over Gloo
@@ -53,7 +54,7 @@ class Messages:
         # Those that have failed, too. Gloo's thread spins if messages come for receives that were
         # dropped, and the group's other messages behind them wait.
         self._under_way: list[Exchange] = []
-        # To each rank the last answer that it may not have asked for yet.
+        # Keeps the last answer to each rank alive until that rank has received it.
         self._answers: dict[int, Any] = {}
 
     def connect(self) -> None:
@@ -103,7 +104,7 @@ class Messages:
         here = [(peer, each.view(torch.uint8)) for peer, each in sends if each.numel()]
         there = [(peer, each.view(torch.uint8)) for peer, each in receives if each.numel()]
         self._count(each.numel() for _, each in here)
-        exchange = Exchange(self._under_way, here + there)
+        exchange = Exchange(self._under_way, here + there, self.failure)
         works = exchange.works
         peer = -1
         try:
@@ -129,7 +130,7 @@ class Messages:
                 )
         except RuntimeError as error:
             peers = [each for each, _ in here + there] if self._batched else [peer]
-            raise failure(error, peers) from error
+            raise self.failure(error, peers) from error
         return exchange
 
     def all_to_all(
@@ -159,7 +160,7 @@ class Messages:
             # By Gloo's own threads: this one would hold what they spin for.
             self._own.alltoall_base(out, data, list(received), list(sent)).wait()
         except RuntimeError as error:
-            raise failure(error, self._unreachable() or silent() or self._others()) from error
+            raise self.failure(error, self._unreachable() or silent() or self._others()) from error
 
     def _unreachable(self) -> list[int]:
         """The ranks to which nothing goes any more; none if that is all, as after a timeout.
@@ -180,13 +181,17 @@ class Messages:
             # What waits in vain makes Gloo close all of them; there is no other way.
             with contextlib.suppress(RuntimeError):
                 receive = self._own.recv([self._scrap], self._others()[0], PROBES)
-                receive.wait(_AT_ONCE)
+                receive.wait(_NO_WAIT)
 
     def abort(self, reason: str) -> None:
         """Let what is under way fail."""
         self.disconnect()
         if self._own is None and (group := self._group()) is not None:
-            group._get_backend(self._device).abort()
+            backend_of(group, self._device).abort()
+
+    def failure(self, error: RuntimeError, peers: Iterable[int]) -> CollectiveError:
+        """`failure`, of ranks by their names."""
+        return failure(error, [self.names[peer] for peer in peers])
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self._size) if rank != self._rank]
@@ -204,12 +209,11 @@ class Messages:
 
 
 class Guard:
-    """Says when large messages to and from a rank are through, or that it has died.
+    """Notices that a peer dies in the middle of a large message.
 
-    All that is waited for here are receives of nothing, which have not begun to come, so that Gloo
-    signals the rank's death to them. Connections keep the order: the rank's end comes behind its
-    data. When it has come, ours are on their way, and the rank's answer to what is asked behind
-    them says that they have arrived. Gloo's thread there gives it.
+    Each side sends an empty message (ENDS) behind its data. When the peer's has come, its data have
+    come too. Then this rank receives the peer's empty ANSWERS, which says that ours have arrived.
+    Both are receives that have not begun, so Gloo fails them if the peer dies.
 
     Args:
         own: the backend.
@@ -253,7 +257,13 @@ class Exchange:
         guards: of the ranks with which large messages are exchanged.
     """
 
-    def __init__(self, under_way: list[Exchange], messages: Sequence[Message]) -> None:
+    def __init__(
+        self,
+        under_way: list[Exchange],
+        messages: Sequence[Message],
+        failure: Callable[[RuntimeError, Iterable[int]], CollectiveError],
+    ) -> None:
+        self._failure = failure
         self.works: list[Any] = []
         self.guards: dict[int, Guard] = {}
         self._messages = messages
@@ -283,11 +293,11 @@ class Exchange:
                     work.wait()
                     continue
                 try:
-                    work.wait(_AT_ONCE)
+                    work.wait(_NO_WAIT)
                 except RuntimeError:
                     raise gone[those[0]] from None
         except RuntimeError as error:
-            raise failure(error, those) from error
+            raise self._failure(error, those) from error
         self._under_way.remove(self)
 
 
@@ -296,7 +306,7 @@ def _long(messages: Sequence[Message]) -> set[int]:
     bytes_of: Counter[int] = Counter()
     for peer, each in messages:
         bytes_of[peer] += each.numel()
-    return {peer for peer, count in bytes_of.items() if count > _WHOLE}
+    return {peer for peer, count in bytes_of.items() if count > _UNGUARDED_BYTES}
 
 
 def failure(error: RuntimeError, peers: Sequence[int]) -> CollectiveError:
@@ -310,7 +320,8 @@ def failure(error: RuntimeError, peers: Sequence[int]) -> CollectiveError:
     elif any(each in said.lower() for each in ("closed by peer", "reset by peer", "broken pipe")):
         kind = PeerFailure
     with_whom = ", ".join(map(str, sorted(set(peers))))
-    return kind(f"a message from or to rank(s) {with_whom} failed: {said}")
+    what = f"a message from or to rank(s) {with_whom}" if peers else "an exchange"
+    return kind(f"{what} failed: {said}")
 
 
 def _said(error: RuntimeError) -> str:
