@@ -24,6 +24,14 @@ def named(ranks: Sequence[int], counted: bool = True) -> str:
     return f"rank(s) {names}" + (f" and {more} more" if counted else " and more") * (more > 0)
 
 
+def in_words(error: BaseException) -> str:
+    """Return an error's type and text, whatever its text may be."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # of a broken __str__
+        return type(error).__name__
+
+
 class CollectiveError(RuntimeError):
     """A collective operation failed.
 

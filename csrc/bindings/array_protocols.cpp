@@ -72,7 +72,7 @@ bool init_import() {
 // torch's __dlpack__ looks at the lazy conjugate, and not at the lazy sign.
 bool check_sign(PyObject* object, const char* name) {
   PyObject* const is_neg = _PyType_Lookup(Py_TYPE(object), names.is_neg);
-  if (is_neg == nullptr) return true;
+  if (is_neg == nullptr || !PyCallable_Check(is_neg)) return true;  // not torch's
   PyObject* const lazy = PyObject_CallOneArg(is_neg, object);
   if (lazy == nullptr) return false;
   Py_DECREF(lazy);

@@ -1,7 +1,7 @@
 // Levels: instruction sets that kernels are compiled for.
 //
-// Each file of kernels (copy.cpp, reduce.cpp, and those in pack/, quantize/ and sparse/) is compiled
-// once for each level, with the level's flags. PYCOLLECTIVE_LEVEL names the namespace of
+// Each file of kernels (copy.cpp, reduce.cpp, and those in pack/, quantize/ and sparse/) is
+// compiled once for each level, with the level's flags. PYCOLLECTIVE_LEVEL names the namespace of
 // its functions, so that the linker merges nothing of one level into code that another CPU runs.
 #pragma once
 

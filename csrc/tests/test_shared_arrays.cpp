@@ -74,7 +74,7 @@ void a_limit_of_file_sizes_is_named() {
     return "none";
   };
   CHECK(contains(refusal_of([] { Segment::create(); }), "may have 200 MiB: raise the limit"));
-  CHECK(contains(refusal_of([&] { segment->add_region(kMiB); }), "ulimit -v and -f"));
+  CHECK(contains(refusal_of([&] { segment->add_region(kMiB); }), "or of files (ulimit -f)"));
   CHECK(setrlimit(RLIMIT_FSIZE, &usual) == 0);
 }
 
@@ -128,7 +128,7 @@ void an_allocation_that_is_refused_leaves_nothing() {
     heap->allocate(std::size_t{1} << 60, allow);
     CHECK(false);
   } catch (const std::system_error& error) {
-    CHECK(contains(error.what(), "no addresses left"));
+    CHECK(contains(error.what(), "raise the limit of addresses (ulimit -v)"));
   }
   CHECK(heap->allocate(kMiB, allow) != nullptr);
 }

@@ -27,7 +27,12 @@ from contextlib import ExitStack, suppress
 from pycollective import _core
 from pycollective.bootstrap.store import StoreClient, followed_key, job_secret
 from pycollective.config import ENV_RANK, ENV_STORE, MPI_RANK_VARIABLES, environment_number
-from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
+from pycollective.errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    ConfigurationError,
+    in_words,
+)
 
 # Seconds for daemon threads that were blocked in an operation to come back to Python. After that
 # they are stopped where they stand, which frames of other libraries may not bear.
@@ -69,7 +74,7 @@ class Shutdown:
             _tell_launcher_that_others_failed()
         self._has_told = True
         # At exit once more: a thread that was joined meanwhile may have made another.
-        _core.abort_all(f"the process exits with {type(crash).__name__}: {crash}")
+        _core.abort_all(f"the process exits with {in_words(crash)}")
 
     def _come(self) -> None:
         # Each step is taken even if Ctrl-C ends the one before.

@@ -59,8 +59,10 @@ class _Rank:
 
     def was_stopped_by(self) -> int:
         """Return the signal that has stopped it since the last call, or 0."""
-        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG)
-        return found.si_status if found else 0
+        with suppress(ChildProcessError):  # it has ended since somebody looked
+            found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG)
+            return found.si_status if found else 0
+        return 0
 
 
 def launch(

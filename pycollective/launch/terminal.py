@@ -36,6 +36,9 @@ class Terminal:
             self._holder = 0
             os.killpg(0, signal.SIGTSTP)
             os.killpg(group, signal.SIGCONT)
+            with suppress(OSError):  # Linux stops no job that no shell could bring back
+                if os.tcgetpgrp(self._fd) == group:
+                    self._holder = group
 
     def lend(self) -> list[float]:
         """Lend it to a group that asks, if there is one and the launcher has the terminal.

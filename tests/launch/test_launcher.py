@@ -325,3 +325,9 @@ def test_the_users_own_settings_come_first(pycollective, monkeypatch, program):
     found = json.loads(done.stdout)
     assert found["OMP_NUM_THREADS"] == "13"
     assert found["MASTER_PORT"] == "1234"
+
+
+def test_a_rank_that_has_just_ended_was_not_stopped():
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert launcher._Rank(0, process).was_stopped_by() == 0

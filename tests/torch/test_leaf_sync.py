@@ -205,13 +205,16 @@ def told_apart(comm, case):
         group = dist.new_group()
     torch.set_num_threads(2 if case == "threads" and mine else 1)
     try:
-        sync = LeafSync(model, 5 if case == "leaves" and mine else 4, group=group)
+        leaves = {"leaves": 5, "leaves that are none": 4.5}.get(case, 4) if mine else 4
+        cap = float("nan") if case == "cap" and mine else 6
+        given = [] if case == "module" and mine else model
+        sync = LeafSync(given, leaves, bucket_cap_mb=cap, group=group)
         if case == "step" and mine:
             sync.load_state_dict({**sync.state_dict(), "step": 3})
         for leaf in sync.local_leaves:
             with sync.leaf(leaf, 1 if case == "count" and mine else None):
                 model(torch.ones(1, 3)).sum().backward()
-    except CollectiveMismatch as error:
+    except (CollectiveMismatch, ConfigurationError) as error:
         return str(error)
     finally:
         torch.set_num_threads(1)
@@ -221,6 +224,9 @@ ALIKE = {
     "shape": "the first is weight of torch.float32, shape (3, 3), strides (3, 1), not weight of",
     "strides": "first is weight of torch.float32, shape (2, 3), strides (1, 2), not weight of",
     "number": "first is bias (no gradient) of torch.float32, shape (2,), not bias of torch",
+    "leaves that are none": "leaves is 4.5, which is no integer",
+    "cap": "bucket_cap_mb is nan, not above 0",
+    "module": "model is a list, and no module",
     "buffer": "the first is kept (no gradient) of torch.int64, shape (1,), not kept (no gradient)",
     "count": "step 0: 2 of 4 leaves have a count=",
     "threads": "rank(s) 1 have other threads",
@@ -244,6 +250,8 @@ ODD = {  # that are not added up, or lie otherwise than they look
     "expanded": lambda value: torch.full((3, 1), value).expand(3, 4),
     "columns": lambda value: torch.full((2, 6), value)[:, ::2],
     "no elements": lambda value: torch.full((0,), value),
+    "one of an odd stride": lambda value: torch.full((4, 2), value)[:1, 0],
+    "a scalar, expanded": lambda value: torch.full((), value).expand(4),
     "quantized": lambda value: torch.quantize_per_tensor(
         torch.full((3,), value), 0.5, 1, torch.quint8
     ),

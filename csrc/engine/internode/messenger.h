@@ -55,7 +55,7 @@ static_assert(sizeof(MessageHeader) == 24);
 // The memory of one such message. The link uses it while the message is under way.
 class MessageBuffer {
  public:
-  static constexpr std::uint32_t kMagic = 0x70634d32;  // last digit: version of the format
+  static constexpr std::uint32_t kMagic = 0x70634d33;  // last digit: version of the format
 
   MessageBuffer() = default;
   explicit MessageBuffer(std::size_t body_bytes)

@@ -51,6 +51,8 @@ class Model:
     """
 
     def __init__(self, model: torch.nn.Module, grad_dtype: torch.dtype | None) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigurationError(f"LeafSync: model is a {type(model).__name__}, and no module")
         self.model = model
         self.module = _unwrapped(model)
         self.ddps = ddps_of(model)
@@ -216,7 +218,9 @@ class Model:
 
 
 def ddps_of(model: torch.nn.Module) -> list[DistributedDataParallel]:
-    """Every DistributedDataParallel of a model, itself among them."""
+    """Every DistributedDataParallel of a model, itself among them; of what is no module none."""
+    if not isinstance(model, torch.nn.Module):
+        return []
     return [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
 
 
@@ -321,13 +325,14 @@ def _refuse_kind(name: str, tensor: torch.Tensor, why: str) -> None:
 
 
 def _quantizer(tensor: torch.Tensor) -> str:
-    """The scales of a quantized tensor: they are no memory that could be sent."""
+    """Of a quantized tensor its memory, and its scales, which are none that could be sent."""
     if not tensor.is_quantized:
         return ""
+    storage = f", storage of {tensor.untyped_storage().nbytes()} bytes"
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        return f", scale {tensor.q_scale()}, zero point {tensor.q_zero_point()}"
+        return f"{storage}, scale {tensor.q_scale()}, zero point {tensor.q_zero_point()}"
     scales, points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
-    return f", scales {scales.tolist()}, zero points {points.tolist()}"
+    return f"{storage}, scales {scales.tolist()}, zero points {points.tolist()}"
 
 
 def _broadcast(comm: Communicator, tensor: torch.Tensor) -> None:
@@ -342,6 +347,7 @@ def _broadcast(comm: Communicator, tensor: torch.Tensor) -> None:
     each_once = [size if stride else 1 for size, stride in sizes]  # of an expanded tensor, too
     elements = tensor.as_strided(each_once, tensor.stride())
     sent = elements.resolve_conj().resolve_neg().contiguous()
-    comm.broadcast(sent.reshape(-1).view(torch.uint8))
+    flat = sent.as_strided((sent.numel(),), (1,))  # also where one element has an odd stride
+    comm.broadcast(flat.view(torch.uint8))
     if sent.data_ptr() != elements.data_ptr():
         elements.copy_(sent)

@@ -18,7 +18,13 @@ from pycollective.agree import agree
 from pycollective.bootstrap.init import init
 from pycollective.communicator import Communicator
 from pycollective.deal import leaves_of
-from pycollective.errors import CollectiveError, CollectiveMismatch, ConfigurationError, named
+from pycollective.errors import (
+    CollectiveError,
+    CollectiveMismatch,
+    ConfigurationError,
+    in_words,
+    named,
+)
 from pycollective.torch.backend import communicator_of
 from pycollective.torch.leaves import comparison
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
@@ -97,19 +103,23 @@ class LeafSync:
     ) -> None:
         if group is None and (ddps := ddps_of(model)):
             group = ddps[0].process_group
-        self.leaves = integer(leaves, "leaves")
-        self.seed = integer(seed, "seed")
+        self.leaves, self.seed = leaves, seed
         self.step = 0
         self.in_order = False
         with ExitStack() as undo:
+            self._undo = undo  # what close() does
             self._comm = _communicator(group)
             undo.callback(self._comm.close)
             self._model = self._agree(model, grad_dtype, bucket_cap_mb)
             self.local_leaves = leaves_of(self._comm.rank, self._comm.size, self.leaves)
             self._model.broadcast(self._comm)
-            self._undo = undo.pop_all()  # what close() does
-        if self._comm.rank == 0:
-            self._model.warn_of_state()
+            self._begin(grad_dtype, bucket_cap_mb)
+            if self._comm.rank == 0:
+                self._model.warn_of_state()
+            self._undo = undo.pop_all()
+
+    def _begin(self, grad_dtype: torch.dtype | None, bucket_cap_mb: float) -> None:
+        """Take the model over, and have no step begun."""
         for ddp in self._model.ddps:
             # Its first forward would send buffers, as its constructor has: in the last leaf of one
             # rank, and not in that of another.
@@ -371,7 +381,7 @@ class LeafSync:
 
     def _break(self, what: str, error: BaseException) -> None:
         """Note that no step can follow, and let no other rank wait for this one."""
-        self._broken = f"{what} {type(error).__name__}: {error}"
+        self._broken = f"{what} {in_words(error)}"
         if not isinstance(error, CollectiveError):  # which the others have, or will
             self._comm.abort(self._broken)
 
@@ -452,6 +462,9 @@ class LeafSync:
         described: list[str] = []
 
         def mine() -> dict[str, Any]:
+            self.leaves, self.seed = integer(self.leaves, "leaves"), integer(self.seed, "seed")
+            if not bucket_cap_mb > 0:
+                raise ConfigurationError(f"LeafSync: bucket_cap_mb is {bucket_cap_mb}, not above 0")
             found.append(Model(model, grad_dtype))
             described.extend(found[0].described())
             return {
