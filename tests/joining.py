@@ -57,7 +57,7 @@ def await_listeners_of(pids):
 def clear_launch(variables):
     """Take out of an environment what launchers say in it."""
     names = ("PYCOLLECTIVE_", "MASTER_", "PMI", "OMPI_", "SLURM_", "TORCHELASTIC")
-    for name in list(variables):
+    for name in {*variables} - {"PYCOLLECTIVE_PLANTED"}:  # which bug is under test
         if name.startswith(names) or "RANK" in name or name == "WORLD_SIZE":
             del variables[name]
 

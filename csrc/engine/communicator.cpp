@@ -18,9 +18,12 @@
 namespace pycollective {
 namespace {
 
-// How long a blocked thread keeps its core. If each rank has a core, spinning pays. If the awaited
-// rank needs this very core, the spin costs 25 times the whole call.
+// How long a blocked thread keeps its core. If each rank has a core, that pays for about a time
+// slice of Linux: who yields beside a busy process waits as long for its core, and a peer that was
+// interrupted comes back within it. If the awaited rank needs this very core, the spin costs 25
+// times the whole call.
 constexpr int kSpinsWithCores = 2000;
+constexpr std::chrono::milliseconds kLookFor{5};
 constexpr int kSpinsCrowded = 20;
 constexpr int kPollsCrowded = 2;  // a look at a link costs as much as ten at a flag
 constexpr std::chrono::microseconds kCallerYieldFor{500};
@@ -383,7 +386,9 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
   auto yield_for = link_wakes ? kYieldBeforeWake : kCallerYieldFor;
   if (link_wakes && !group_->may_spin()) yield_for = kYieldCrowded;
   int spins = 0;
-  Clock::time_point sleep_from;
+  bool shares = false;  // its core with a member
+  Clock::time_point waits_from;
+  group_->publish_core();
   for (;;) {
     State state = operation.advance();
     if (state == State::kDone) return true;
@@ -393,16 +398,29 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
       spins = 0;
       continue;
     }
+    if (spins == 0) {
+      shares = false;
+      waits_from = {};
+    }
     if (++spins == kSpinsCrowded && about_to_wait != nullptr) (*about_to_wait)();  // after 1 us
-    if (spins <= most_spins) {
+    if (cheap && spins % kSpinsCrowded == 0) {
+      group_->publish_core();
+      shares = group_->shares_core();
+      if (spins == kSpinsCrowded) group_->met_on_core(shares);
+    }
+    if (spins <= most_spins && !shares) {
       relax_core();
       continue;
     }
     const Clock::time_point now = Clock::now();
-    if (spins == most_spins + 1) sleep_from = now + yield_for;
+    if (waits_from == Clock::time_point{}) waits_from = now;
     if (time != nullptr && time->is_over(now)) return false;
-    if (now < sleep_from) {
-      sched_yield();
+    const bool yields = !cheap || shares;
+    if (now < waits_from + (yields ? std::chrono::nanoseconds(yield_for) : kLookFor)) {
+      if (yields)
+        sched_yield();
+      else
+        relax_core();
       continue;
     }
     // Announce, look once more, then sleep: a peer that publishes after this look sees us asleep.
@@ -475,6 +493,7 @@ State Communicator::poll(bool look) {
 
 State Communicator::drive_each(bool look, bool& awaits_device) {
   State result = State::kDone;
+  group_->publish_core();
   Queue* queue = nullptr;
   std::optional<Sight> sight;
   if (look) sight.emplace(*group_);

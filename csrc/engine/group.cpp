@@ -3,11 +3,13 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <stdexcept>
 #include <utility>
 
+#include "engine/cores.h"
 #include "engine/internode/messenger.h"
 #include "engine/operations/messages.h"
 #include "shared_memory/layout.h"
@@ -15,9 +17,24 @@
 namespace pycollective {
 namespace {
 
-int available_cores() {
-  cpu_set_t cores;
-  return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
+// A thread moves once it has met others on its core in so many waits in a row.
+constexpr int kMeetings = 2;
+
+std::uint32_t current_core() { return static_cast<std::uint32_t>(sched_getcpu() + 1); }
+
+bool ranks_have_cores(const Node& node, int ranks) {
+  std::vector<cpu_set_t> allowed;
+  for (const pid_t pid : node.processes())
+    if (const auto cores = cores_of(pid)) allowed.push_back(*cores);
+  return each_has_a_core(allowed, std::max(ranks - static_cast<int>(allowed.size()), 0));
+}
+
+bool move_from_environment() {
+  const char* const wanted = std::getenv("PYCOLLECTIVE_MOVE");
+  if (wanted == nullptr || *wanted == '\0' || std::string_view(wanted) == "on") return true;
+  if (std::string_view(wanted) == "off") return false;
+  throw std::invalid_argument(std::string("PYCOLLECTIVE_MOVE=") + wanted +
+                              " is not one of on, off");
 }
 
 }  // namespace
@@ -31,7 +48,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
       data_bytes_(data_bytes),
       range_(mailbox),
       world_(std::move(world)),
-      may_spin_(available_cores() >= std::max(size_, world_.on_machine)) {
+      may_move_(move_from_environment()) {
   if (size_ < 1 || size_ > kMaxMembers || me.index() < 0 || me.index() >= size_ ||
       offsets.size() != tokens.size() || tokens[me.at()] != node_->token() ||
       offsets[me.at()] != mailbox.offset)
@@ -64,6 +81,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
                                   std::to_string(data_bytes) + " bytes of data");
     members_.push_back(std::move(peer));
   }
+  may_spin_ = ranks_have_cores(*node_, std::max(size_, world_.on_machine));
   if (world_.link) {
     std::vector<int> others;
     for (int rank = 0; rank < world_.size; ++rank)
@@ -101,16 +119,53 @@ void Group::wake_peers() {
     if (each != me_ && (asleep & bit(each)) != 0) members_[each.at()]->wake();
 }
 
+void Group::publish_core() {
+  const std::uint32_t core = current_core();
+  if (own().core.load(std::memory_order_relaxed) != core)
+    own().core.store(core, std::memory_order_relaxed);
+}
+
+bool Group::shares_core() const {
+  const std::uint32_t core = current_core();
+  for (const Member each : members())
+    if (each != me_ && mailbox(each).core.load(std::memory_order_relaxed) == core &&
+        (sleepers().load(std::memory_order_relaxed) & bit(each)) == 0)
+      return true;
+  return false;
+}
+
+void Group::met_on_core(bool shared) {
+  if (!shared) {
+    meetings_.store(0, std::memory_order_relaxed);
+    return;
+  }
+  if (!may_move_ || meetings_.fetch_add(1, std::memory_order_relaxed) + 1 < kMeetings) return;
+  meetings_.store(0, std::memory_order_relaxed);
+  cpu_set_t taken;
+  CPU_ZERO(&taken);
+  for (const Member each : members()) {
+    const std::uint32_t core = mailbox(each).core.load(std::memory_order_relaxed);
+    if (each != me_ && core > 0 && core <= CPU_SETSIZE) CPU_SET(core - 1, &taken);
+  }
+  // Nowhere meanwhile: or the others would see it here still, and move after it.
+  own().core.store(0, std::memory_order_relaxed);
+  move_off(taken);
+  publish_core();
+}
+
 void Group::sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const {
   futex_wait(node_->own()->segment().header().doorbell, doorbell, limit);
 }
 
 void Group::fail(FailureKind kind, std::string_view report) {
   if (!std::exchange(reported_, true)) {
+    constexpr std::string_view kCut = "...";
+    constexpr std::size_t kMost = sizeof(Mailbox::report) - 1;
     char* text = own().report;
-    const std::size_t length = std::min(report.size(), sizeof(own().report) - 1);
+    const bool fits = report.size() <= kMost;
+    const std::size_t length = fits ? report.size() : kMost - kCut.size();
     std::memcpy(text, report.data(), length);
-    text[length] = '\0';
+    std::strcpy(text + length, fits ? "" : kCut.data());
   }
   const std::uint64_t word = FailureRecord{kind, me_}.pack();
   for (const Member each : members()) {

@@ -169,8 +169,17 @@ class Group {
   // How this rank writes slots: for the thread that drives a collective.
   StoreChooser& stores() { return stores_; }
 
-  // Whether each member has a core of its own, so that a waiting thread may spin a while.
+  // Whether each rank of the machine may have a core to itself, so that a waiting thread may keep
+  // its own a while.
   bool may_spin() const { return may_spin_; }
+  // Tells the members where this thread runs, which drives an operation.
+  void publish_core();
+  // Whether this thread runs where a member ran last that is not asleep: that one may need this
+  // very core.
+  bool shares_core() const;
+  // Called once in a wait, with what shares_core() said. A thread that meets members on its core in
+  // several waits moves to a core that is nobody's, where its mask has one.
+  void met_on_core(bool shared);
 
  private:
   friend struct testing::Inside;
@@ -197,7 +206,9 @@ class Group {
   std::mutex channels_mutex_;  // sends to different members start on different threads
   std::vector<std::size_t> channel_buffers_;
   std::size_t channel_buffer_bytes_ = 0;
-  bool may_spin_;
+  bool may_spin_ = false;
+  const bool may_move_;
+  std::atomic<int> meetings_{0};  // waits in a row
   StoreChooser stores_;
   Reading reading_ = Reading::kUnknown;
   std::atomic<bool> left_{false};

@@ -71,7 +71,7 @@ constexpr std::size_t kChunkSlots = 3;  // chunks of an execution plan under way
 constexpr std::size_t kRegionStep = std::size_t{2} << 20;
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
 constexpr std::size_t kMostRegions = 32;                       // of arrays
-constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0008;    // last digits: layout version
+constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0009;    // last digits: layout version
 
 using Mask = std::uint64_t;  // bit m: member m
 constexpr Mask bit(Member member) { return Mask{1} << member.index(); }
@@ -166,7 +166,10 @@ struct Mailbox {
   // in a wrong place finds other numbers.
   std::uint64_t members;
   std::uint64_t data_bytes;
-  alignas(kLine) char report[448];  // the message of a failure that the owner reports
+  // Where the thread was that last drove an operation of the owner: a core's number plus 1, or 0.
+  // Written only when it changes, so that the line stays shared.
+  std::atomic<std::uint32_t> core;
+  alignas(kLine) char report[1024];  // the message of a failure that the owner reports
 };
 
 // A mailbox is followed by its halves of channels (to each peer, then from each peer) and its data

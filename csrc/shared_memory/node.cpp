@@ -107,6 +107,13 @@ std::shared_ptr<Peer> Node::find(const Token& token) const {
   return found == peers_.end() ? nullptr : found->second;
 }
 
+std::vector<pid_t> Node::processes() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<pid_t> pids;
+  for (const auto& [token, peer] : peers_) pids.push_back(peer->pid());
+  return pids;
+}
+
 std::size_t Node::take(std::size_t bytes) {
   std::optional<std::size_t> offset = arena_.take(bytes);
   if (!offset)

@@ -62,6 +62,8 @@ class Node {
   void attach(const Token& token, int fd, pid_t pid);
   // Null if no such peer is attached.
   std::shared_ptr<Peer> find(const Token& token) const;
+  // Of all that are attached, this one included; 0 for ranks of this process.
+  std::vector<pid_t> processes() const;
 
   // Commits a zeroed mailbox for a group of `members`. Early groups get large data areas, later
   // ones small ones, so the sum stays bounded. `internode`: some ranks are on other hosts; messages

@@ -128,6 +128,16 @@ std::string stderr_of(const std::function<void()>& act) {
   return text;
 }
 
+// What is too long for its place ends with three dots.
+void a_long_report_is_seen_to_be_cut() {
+  const ThreadGroup group(2);
+  group[0]->abort("why: " + std::string(5000, 'x') + "the end");
+  std::vector<float> x(10, 1.0F);
+  const Failure failure = failure_of([&] { group[1]->run(all_reduce(x), {}); });
+  CHECK(contains(failure.message, "why: xxx"));
+  CHECK(contains(failure.message, "xxx... (reported by rank 0 to rank 1)"));
+}
+
 void a_long_wait_names_the_absent_once() {
   const ThreadGroup group(2);
   for (const auto& each : group)
@@ -393,6 +403,7 @@ int main() {
   different_calls_name_both_sides_before_data_moves();
   a_mismatch_is_seen_although_another_is_absent();
   a_mismatch_with_what_is_not_known_here();
+  a_long_report_is_seen_to_be_cut();
   a_long_wait_names_the_absent_once();
   many_messages_that_wait_long_write_one_line();
   timeout_names_the_absent();
