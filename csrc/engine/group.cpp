@@ -127,6 +127,7 @@ void Group::publish_core() {
 
 bool Group::shares_core() const {
   const std::uint32_t core = current_core();
+  if (core == 0) return false;  // Linux does not tell
   for (const Member each : members())
     if (each != me_ && mailbox(each).core.load(std::memory_order_relaxed) == core &&
         (sleepers().load(std::memory_order_relaxed) & bit(each)) == 0)
