@@ -28,6 +28,7 @@ from pathlib import Path
 
 from benchmarks.mpi_environments import ensure
 from pycollective.bench import phase
+from pycollective.cores import cores_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 24)
@@ -46,7 +47,7 @@ phase = runpy.run_path(sys.argv[4])
 dtype = np.dtype(sys.argv[1])
 comm = pc.init(timeout=60)
 me, n = comm.rank, comm.size
-cores = phase["cores_of"](n)
+cores = json.loads(sys.argv[5])
 os.sched_setaffinity(0, {cores[me]})
 
 def looks():
@@ -98,6 +99,7 @@ comm.close()
 def blocks_in(tree: Path, ranks: int, dtype: str, over: str) -> Blocks:
     """The blocks of each call, by its name and bytes, with the pycollective of a source tree."""
     program = ["-c", PROGRAM, dtype, json.dumps(SIZES), str(REPEATS), phase.__file__]
+    program.append(json.dumps(cores_of(ranks)))
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     if over != "shm":
         environment["PYCOLLECTIVE_TOPOLOGY"] = f"{ranks}x1"

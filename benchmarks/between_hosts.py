@@ -57,10 +57,11 @@ def on_a_rank(run: Run) -> Record | None:
 
     import pycollective as pc
     from pycollective.bench import phase
+    from pycollective.cores import cores_of
 
     world = MPI.COMM_WORLD
     comm = pc.init(timeout=60)
-    cores = phase.cores_of(comm.size)
+    cores = cores_of(comm.size)
     os.sched_setaffinity(0, {cores[comm.rank]})  # this thread; those of the MPI are there already
     looks = partial(phase.look_together, comm, cores)
     rows: list[Record] = []

@@ -29,6 +29,7 @@ from pycollective import reference
 from pycollective.bench import phase
 from pycollective.bench.codec import Owed, off
 from pycollective.bench.measurement import alike, slowest
+from pycollective.cores import cores_of
 from pycollective.dtypes import numpy_type
 
 MI = 1 << 20
@@ -129,7 +130,7 @@ class Rank:
             restore()
             return seconds, left
 
-        looks = partial(phase.look_together, self.comm, phase.cores_of(self.comm.size))
+        looks = partial(phase.look_together, self.comm, cores_of(self.comm.size))
         return take_turns_by_phase(calls, rounds, turn, looks)
 
 

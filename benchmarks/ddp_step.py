@@ -53,9 +53,10 @@ def on_a_rank(run: Run) -> Record | None:
     from pycollective import reference
     from pycollective.bench import phase
     from pycollective.bench.measurement import slowest
+    from pycollective.cores import cores_of
 
     comm = pc.init(timeout=100)
-    cpus, cores = os.sched_getaffinity(0), phase.cores_of(comm.size)
+    cpus, cores = os.sched_getaffinity(0), cores_of(comm.size)
     looks = partial(phase.look_together, comm, cores)
     torch.set_num_threads(1)
     dist.init_process_group("pycollective")

@@ -49,6 +49,7 @@ def on_a_rank(run: Run) -> Record | None:
     from pycollective import reference
     from pycollective.bench import phase
     from pycollective.bench.measurement import slowest
+    from pycollective.cores import cores_of
     from pycollective.torch import LeafSync
 
     comm = pc.init(timeout=100)
@@ -102,7 +103,7 @@ def on_a_rank(run: Run) -> Record | None:
         comm.close()
         return {"sent_bytes": sent} if comm.rank == 0 else None
 
-    cores = phase.cores_of(comm.size)
+    cores = cores_of(comm.size)
 
     def turn(call: Any) -> tuple[float, ...]:
         comm.barrier()

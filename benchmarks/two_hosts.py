@@ -106,6 +106,7 @@ def on_a_rank(run: Run) -> Record | None:
 
     import pycollective as pc
     from pycollective.bench import phase
+    from pycollective.cores import cores_of
     from pycollective.dtypes import numpy_type
 
     dist.init_process_group("gloo")
@@ -116,7 +117,7 @@ def on_a_rank(run: Run) -> Record | None:
     counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
 
     slowest_of = partial(slowest, comm)
-    looks = partial(phase.look_together, comm, phase.cores_of(comm.size))
+    looks = partial(phase.look_together, comm, cores_of(comm.size))
     rows: list[Record] = []
     for dtype, size, data in CASES:
         element = numpy_type(dtype)

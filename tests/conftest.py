@@ -19,12 +19,16 @@ __all__ = ["pycollective"]  # the fixture
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set what all processes that tests start inherit: signals that a shell's background and nohup
-    ignore are taken, and NumPy has one thread. No example of Hypothesis has a deadline: one that
+    ignore are taken, NumPy has one thread, and a name server that is silent is asked again after a
+    second. No example of Hypothesis has a deadline: one that
     stands still for 200 ms on a busy machine is no finding."""
     settings.register_profile("tests", settings.default, deadline=None)
     settings.load_profile("tests")
     # OpenBLAS's others, which no test needs, cost each of some 150 processes 0.1 s of CPU.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # For each connection torch's stores ask for the name of ::ffff:127.0.0.1. A name server that
+    # loses one request in 25 made ten tests and more wait 5 s, glibc's usual time.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.pluginmanager.register(OverTime(config))

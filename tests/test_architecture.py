@@ -23,6 +23,7 @@ LAYERS: dict[str, set[str]] = {
     "dtypes": {"_core", "errors"},
     "agree": {"errors"},
     "config": {"errors"},
+    "cores": {"errors"},
     "system_limits": {"config", "errors"},
     "placement": {"config", "errors"},
     "order": set(),
@@ -58,7 +59,7 @@ LAYERS: dict[str, set[str]] = {
         *("_core", "communicator", "config", "errors", "device_path", "host_memory", "placement"),
         *("planning", "schedule", "system_limits", "transport", "typing"),
     },
-    "launch": {"bootstrap", "config", "errors", "system_limits"},
+    "launch": {"bootstrap", "config", "cores", "errors", "system_limits"},
     "__init__": {
         *("_core", "accumulator", "bootstrap", "communicator", "config", "deal", "errors"),
     },
@@ -68,15 +69,15 @@ LAYERS: dict[str, set[str]] = {
         *("triton", "typing"),
     },
     "bench": {
-        *("_core", "bootstrap", "communicator", "compression", "config", "dtypes", "errors"),
-        *("device_path", "planning", "reference", "schedule", "testing", "torch", "typing"),
+        *("_core", "bootstrap", "communicator", "compression", "config", "cores", "device_path"),
+        *("dtypes", "errors", "planning", "reference", "schedule", "testing", "torch", "typing"),
     },
     "verify": {
         *("_core", "bootstrap", "communicator", "config", "dtypes", "errors", "reference"),
         *("schedule", "testing"),
     },
     "cli": {
-        *("_core", "bench", "bootstrap", "config", "device_path", "dtypes", "errors"),
+        *("_core", "bench", "bootstrap", "config", "cores", "device_path", "dtypes", "errors"),
         *("host_memory", "launch", "order", "planning", "schedule", "shim", "verify"),
     },
     "__main__": {"cli"},

@@ -26,12 +26,13 @@ import numpy as np
 
 from pycollective import reference
 from pycollective.bench.measurement import alike, largest, slowest
-from pycollective.bench.phase import MIXED, Turn, by_phase, cores_of, look_together, within_one
+from pycollective.bench.phase import MIXED, Turn, by_phase, look_together, within_one
 from pycollective.bench.settings import format_size
 from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
 from pycollective.compression import CODECS, State
 from pycollective.compression.arrays import Floats
+from pycollective.cores import cores_together
 from pycollective.dtypes import numpy_type
 from pycollective.errors import ConfigurationError
 from pycollective.typing import Wire
@@ -259,7 +260,7 @@ def _measure(
 ) -> dict[str, dict[str, Way]]:
     turns: dict[str, list[Turn[_Taken]]] = {name: [] for name in calls}
     wrong = dict.fromkeys(calls, False)
-    looks = partial(look_together, communicator, cores_of(communicator.size))
+    looks = partial(look_together, communicator, cores_together(communicator))
 
     def turn(name: str, inputs: _Round) -> _Taken:
         call = calls[name]

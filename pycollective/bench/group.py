@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from pycollective.bench.phase import cores_of
 from pycollective.bench.ranks.channel import Channel, ChannelClosed, ChannelListener, StartLine
+from pycollective.cores import cores_of
 from pycollective.errors import ConfigurationError
 
 _START_SECONDS = 120.0  # importing torch on a busy machine takes a while

@@ -18,7 +18,6 @@ disagree is repeated, and libraries are compared within each phase in which all 
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +39,6 @@ from pycollective.bench.phase import (
     PHASES,
     Turn,
     by_phase,
-    cores_of,
     look,
     phase_of,
     within_one,
@@ -49,6 +47,7 @@ from pycollective.bench.ranks.case import Case
 from pycollective.bench.record import Limit, Record, Row, Timing
 from pycollective.bench.settings import Settings
 from pycollective.communicator import Communicator
+from pycollective.cores import cores_of, used_by_others
 
 RESTORE_SIZE = 1 << 20
 _BLOCKS = 5  # a turn's blocks, where a block is many calls
@@ -70,7 +69,7 @@ def measure(settings: Settings, progress: Progress = lambda line: None) -> Itera
         ConfigurationError: something asked for is not installed, or a rank refuses it.
         RankLost: a rank process failed, died or fell silent.
     """
-    load, *_ = os.getloadavg()  # before ranks of its own add to it
+    others = used_by_others()  # before ranks of its own do
     chosen = [OWN, *settings.peers]
     # All of them first: what is missing should not be found out after minutes.
     launches = {
@@ -89,7 +88,7 @@ def measure(settings: Settings, progress: Progress = lambda line: None) -> Itera
         for name, launch in launches.items():
             progress(f"starting {settings.ranks} ranks of {name}")
             groups[name] = stack.enter_context(Group(name, settings.ranks, launch))
-        run = _Run(settings, chosen, groups, progress, load)
+        run = _Run(settings, chosen, groups, progress, others)
         yield run.record
         for size in settings.sizes:
             run.measure_size(size)
@@ -126,7 +125,7 @@ class _Run:
         chosen: list[Library],
         groups: dict[str, Group],
         progress: Progress,
-        load: float,
+        others: float,
     ) -> None:
         self._settings = settings
         self._libraries = chosen
@@ -147,7 +146,11 @@ class _Run:
             command=[Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
             settings=plain,
             phases=dict.fromkeys((*PHASES, "repeated", "dropped"), 0),
-            machine={**machine.describe_machine(), "load": load},
+            machine={
+                **machine.describe_machine(),
+                "pinned": self._cores,
+                "used_by_others": others,
+            },
             versions=machine.describe_versions(),
             libraries={
                 library.name: {

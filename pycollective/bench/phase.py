@@ -17,7 +17,6 @@ nothing but `_core.core_to_core_latency`.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -55,12 +54,6 @@ class Turn(Generic[T]):
     phase: str
     latency: float
     repeated: int
-
-
-def cores_of(ranks: int) -> list[int]:
-    """Return each rank's core: those that this process may use, in turn."""
-    cores = sorted(os.sched_getaffinity(0))
-    return [cores[rank % len(cores)] for rank in range(ranks)]
 
 
 def look(cores: Sequence[int], latency: Callable[[int, int, int], float] | None = None) -> float:

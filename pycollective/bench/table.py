@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from pycollective import cores
 from pycollective.bench import measurement
 from pycollective.bench.operations import find_operation
 from pycollective.bench.phase import PHASES
@@ -45,9 +46,13 @@ def header(record: Record) -> Iterator[str]:
     )
     caches = " ".join(f"{name} {size}" for name, size in machine["caches"].items())
     yield f"# machine: {machine['cpu']}, {machine['cores']} cores, {caches}, {machine['simd']}"
-    load = machine.get("load", 0.0)  # older files have none
-    if load > machine["cores"]:
-        yield f"# busy: a load of {load:.1f} before it began; times are shorter on an idle machine"
+    if pinned := machine.get("pinned"):  # older files have none of these
+        to = ", ".join(map(str, pinned))
+        yield f"# pinned: rank by rank, the thread that calls, to cores {to}"
+        if said := cores.shared_by(len(pinned), len(set(pinned))):
+            yield f"# {said}"
+    if said := cores.busy(machine.get("used_by_others", 0.0), machine["cores"]):
+        yield f"# busy: {said}; times are shorter on an idle machine"
     if machine["phase"] != "single":
         yield (
             f"# core to core: {machine['phase']}, {machine['latency'] * 1e9:.0f} ns one way, "

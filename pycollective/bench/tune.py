@@ -27,10 +27,11 @@ from pycollective import reference
 from pycollective.bench.machine import describe_machine, describe_versions
 from pycollective.bench.measurement import slowest
 from pycollective.bench.operations import PERIOD, find_operation
-from pycollective.bench.phase import MIXED, Turn, by_phase, cores_of, look_together, within_one
+from pycollective.bench.phase import MIXED, Turn, by_phase, look_together, within_one
 from pycollective.bench.settings import format_size
 from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
+from pycollective.cores import cores_together
 from pycollective.dtypes import TRAITS, numpy_type
 from pycollective.errors import ConfigurationError
 from pycollective.planning.tuning_table import ELEMENTS, read_table, write_table
@@ -231,7 +232,7 @@ def turns(
         as_the_first(name)
         return max(1e-9, slowest(communicator, took / repeats[name]))
 
-    looks = partial(look_together, communicator, cores_of(communicator.size))
+    looks = partial(look_together, communicator, cores_together(communicator))
     taken: dict[str, list[Turn[float]]] = {name: [] for name in names}
     for number in range(rounds):
         # Each begins in turn: who follows a slow one always has the cold cache.

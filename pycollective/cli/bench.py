@@ -221,6 +221,7 @@ def _compare(options: argparse.Namespace, sizes: list[int]) -> int:
 
 def _start_ranks(options: argparse.Namespace, check: Callable[[], None]) -> int | None:
     """Outside a launch, run this very command in ranks of its own; return their status, or None."""
+    from pycollective import cores
     from pycollective.bootstrap import init as bootstrap
     from pycollective.launch.launcher import launch
     from pycollective.schedule import Topology
@@ -228,9 +229,21 @@ def _start_ranks(options: argparse.Namespace, check: Callable[[], None]) -> int 
     if bootstrap.launched():
         return None
     check()
-    if options.topology:
-        Topology.parse(options.topology, options.ranks)
-    return launch(["-m", "pycollective", *sys.argv[1:]], options.ranks)
+    topology = options.topology or os.environ.get(ENV_TOPOLOGY)
+    if topology:
+        Topology.parse(topology, options.ranks)
+    many = len(cores.in_turn())
+    # Between hosts the threads of the transport need cores beside those of the ranks.
+    pin = not topology and options.ranks <= many
+    load = cores.busy(cores.used_by_others(), many)
+    said = [
+        "pinned: each rank to a core of its own" if pin else "",
+        cores.shared_by(options.ranks, many),
+        f"busy: {load}; times are shorter on an idle machine" if load else "",
+    ]
+    for line in filter(None, said):
+        print(f"# {line}", flush=True)
+    return launch(["-m", "pycollective", *sys.argv[1:]], options.ranks, pin=pin)
 
 
 def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) -> int:

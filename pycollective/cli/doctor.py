@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pycollective import _core, host_memory
+from pycollective import _core, cores, host_memory
 from pycollective.bench import phase
 from pycollective.bootstrap.attach import PIDFD_NEEDS
 from pycollective.cli.common import Parsers, add_command
@@ -61,13 +61,14 @@ def report() -> list[tuple[str, str, str]]:
     """Return (piece, what was found, what its absence costs; empty if nothing is missing)."""
     foreign = ", ".join(each.name for each in _core.dtypes() if not each.in_numpy)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    cores = len(os.sched_getaffinity(0))
+    many = len(os.sched_getaffinity(0))
     backend = _torch_backend()
     return [
         ("pycollective", f"{VERSION} on {platform.platform()}", ""),
         ("Python", f"{sys.version.split()[0]}, NumPy {np.__version__}", ""),
-        ("cores", str(cores), "" if cores > 1 else "ranks take turns on one core"),
+        ("cores", str(many), cores.shared_here()),
         ("core to core", *_phase()),
+        ("other load", *_other_load()),
         ("SIMD", *_simd()),
         ("shared memory", *_shared_memory()),
         ("peer watch", *_pidfd()),
@@ -106,7 +107,7 @@ def _simd() -> tuple[str, str]:
 
 
 def _phase() -> tuple[str, str]:
-    latency = phase.look(phase.cores_of(len(os.sched_getaffinity(0))))
+    latency = phase.look(cores.in_turn())
     now = phase.phase_of(latency)
     if now == phase.SINGLE:
         return "one core", ""
@@ -115,6 +116,13 @@ def _phase() -> tuple[str, str]:
         f"{now} now, {latency * 1e9:.0f} ns one way (virtual machines change within seconds)",
         cost if now == phase.FAR else "",
     )
+
+
+def _other_load() -> tuple[str, str]:
+    many = len(os.sched_getaffinity(0))
+    if said := cores.busy(cores.used_by_others(), many):
+        return said, "a rank that shares a core with one waits for its time slices, of milliseconds"
+    return "none to speak of", ""
 
 
 def _shared_memory() -> tuple[str, str]:

@@ -18,6 +18,12 @@ def add(parsers: Parsers) -> None:
     parser = add_command(parsers, run, "[options] PROGRAM [argument ...]")
     option(parser, "-n --ranks", "N", "ranks to start (default: 1)", None, int)
     parser.add_argument(
+        "--pin",
+        action="store_true",
+        help="keep each rank on a core of its own, one hardware thread of each physical core first "
+        "(default: ranks run where the system puts them)",
+    )
+    parser.add_argument(
         "--tag-output",
         action="store_true",
         default=None,
@@ -58,6 +64,11 @@ def run(options: argparse.Namespace) -> int:
     wrote it to. Rank 0 has the standard input, a terminal too, so that breakpoint()
     works there. That of the other ranks is empty.
 
+    --pin binds ranks as mpiexec does: a rank, its threads and what it starts stay
+    on one core. More ranks than cores are refused. Two jobs would get the same
+    cores: start the second under `taskset -c` with others. Leave --pin out where
+    ranks compute with several threads, as with torch.
+
     Exit status: that of the rank that failed first, or 128 and its signal's number;
     2: there is no such program.
     """
@@ -65,7 +76,11 @@ def run(options: argparse.Namespace) -> int:
         _refuse_ranks_behind(options.program)
         options.ranks = 1
     return launch(
-        options.program, options.ranks, tag_output=options.tag_output, log_dir=options.log_dir
+        options.program,
+        options.ranks,
+        pin=options.pin,
+        tag_output=options.tag_output,
+        log_dir=options.log_dir,
     )
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from pycollective.bootstrap.store import StoreServer, followed_key, job_secret
 from pycollective.config import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, MAX_RANKS_PER_HOST
+from pycollective.cores import one_each
 from pycollective.errors import ConfigurationError
 from pycollective.launch.output import (
     Copier,
@@ -69,6 +70,7 @@ def launch(
     program: Sequence[str],
     ranks: int,
     *,
+    pin: bool = False,
     tag_output: bool | None = False,
     log_dir: Path | None = None,
 ) -> int:
@@ -77,6 +79,7 @@ def launch(
     Args:
         program: ``["prog.py", args…]``, ``["-m", "module", args…]`` or ``[executable, args…]``.
         ranks: how many, 1 to `config.MAX_RANKS_PER_HOST`.
+        pin: keep each rank, its threads and its children on a core of its own (`cores.in_turn`).
         tag_output: begin each line of their output with ``[rank]``; None: where it goes anywhere
             but to a terminal.
         log_dir: a new or an empty folder, in which each rank's output is written to files, too.
@@ -87,14 +90,15 @@ def launch(
 
     Raises:
         ConfigurationError: no such program, one that cannot be executed, or a number of ranks
-            that cannot be; files that are there, or cannot be written; or this process may have no
-            more threads.
+            that cannot be; more ranks than cores to pin them to; files that are there, or cannot be
+            written; or this process may have no more threads.
     """
     if not 1 <= ranks <= MAX_RANKS_PER_HOST:
         raise ConfigurationError(
             f"{ranks} ranks are not 1 to {MAX_RANKS_PER_HOST}, the most on one host"
         )
     command = _command(list(program))
+    cores = one_each(ranks) if pin else []
     address = f"unix:@pycollective-run-{os.getpid()}-{secrets.token_hex(4)}"
     # One that was given stays: ranks of several launches may meet by it.
     secret = job_secret() or secrets.token_hex(16)
@@ -103,11 +107,12 @@ def launch(
     # Ranks may connect at once; the serving thread starts after the last of them was forked.
     with StoreServer(address, secret, start=False) as store:
         copied = bool(tag_output or log_dir)
-        defaults = _defaults(ranks, copied=copied or not is_terminal(sys.stdout))
+        threads = 1 if pin else max(1, len(os.sched_getaffinity(0)) // ranks)
+        defaults = _defaults(threads, copied=copied or not is_terminal(sys.stdout))
         env = {**defaults, **os.environ, ENV_STORE: address, ENV_SECRET: secret}
         copied = copied or _is_unbuffered_python(command, env)
         sinks = sinks_of((sys.stdout, sys.stderr), copied, tag_output)
-        return _Job(command, ranks, env, sinks, log_dir, store).run()
+        return _Job(command, ranks, cores, env, sinks, log_dir, store).run()
 
 
 def _command(program: list[str]) -> list[str]:
@@ -163,13 +168,13 @@ def _stdin_of(rank: int) -> int:
     return subprocess.DEVNULL
 
 
-def _defaults(ranks: int, copied: bool) -> dict[str, str]:
+def _defaults(threads: int, copied: bool) -> dict[str, str]:
     """Return the variables that ranks get unless the environment sets them.
 
     Args:
+        threads: that each rank has cores for.
         copied: their stdout is, and is not a terminal.
     """
-    cores = len(os.sched_getaffinity(0))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -177,7 +182,7 @@ def _defaults(ranks: int, copied: bool) -> dict[str, str]:
         # On a terminal Python writes line by line, and each in one piece; into a pipe, late.
         **({"PYTHONUNBUFFERED": "1"} if copied else {}),
         # More computing threads than cores make every rank wait for the slowest.
-        "OMP_NUM_THREADS": str(max(1, cores // ranks)),
+        "OMP_NUM_THREADS": str(threads),
         # For programs that call torch.distributed.init_process_group().
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -189,12 +194,14 @@ class _Job:
         self,
         command: list[str],
         size: int,
+        cores: Sequence[int],
         env: dict[str, str],
         sinks: Sequence[Sink | int | None],
         log_dir: Path | None,
         store: StoreServer,
     ) -> None:
         self._command, self._size, self._env = command, size, env
+        self._cores = cores
         self._sinks, self._log_dir = sinks, log_dir
         self._store = store
         self._terminal = Terminal()
@@ -271,9 +278,9 @@ class _Job:
                 stdin=_stdin_of(rank),
                 stdout=pipes[0],
                 stderr=pipes[1],
-                preexec_fn=_dies_with(os.getpid()),
+                preexec_fn=_prepare(os.getpid(), self._cores[rank] if self._cores else None),
             )
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:  # the latter: its core is gone
             raise ConfigurationError(f"{self._command[0]} cannot be started: {error}") from error
         self._alive[rank] = _Rank(rank, process)
         streams = process.stdout, process.stderr
@@ -366,8 +373,11 @@ def _signal_group(pid: int, number: int) -> None:
         return  # all of it has ended
 
 
-def _dies_with(parent: int) -> Callable[[], None]:
-    """Return what the child runs first: it gets its own group, and SIGKILL with its parent."""
+def _prepare(parent: int, core: int | None) -> Callable[[], None]:
+    """Return what the child runs first: it gets its own group, SIGKILL with its parent, its core.
+
+    Nothing here imports or takes a lock: the launcher may have threads when it forks.
+    """
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:
@@ -375,5 +385,7 @@ def _dies_with(parent: int) -> Callable[[], None]:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before the call above
             os._exit(1)
+        if core is not None:
+            os.sched_setaffinity(0, {core})
 
     return prepare

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from pycollective.bench.record import read_json
+from pycollective.cores import BUSY
 from tests.launchers import NAMES, find, python
 
 needs_torch = pytest.mark.skipif(
@@ -41,7 +42,8 @@ def test_beside_gloo_with_files(tmp_path):
     assert record.row("gloo", 1 << 20).wrong > 100_000
     assert all(row.timing.median > 0 for row in record.rows)
     assert list(dict.fromkeys(limit.size for limit in record.limits)) == sizes
-    assert ("# busy: " in done.stdout) == (record.machine["load"] > record.machine["cores"])
+    assert ("# busy: " in done.stdout) == (record.machine["used_by_others"] >= BUSY)
+    assert "# pinned: rank by rank, the thread that calls, to cores " in done.stdout
     assert "# Out of bounds values : 0 OK" in done.stdout
     assert done.stderr == ""  # no progress line where there is no terminal
     assert (tmp_path / "p.png").stat().st_size > 10_000

@@ -60,6 +60,7 @@ def measured_with(monkeypatch, looks, **more):
 
     monkeypatch.setattr(measurement, "Group", FakeGroup)
     monkeypatch.setattr(measurement, "look", look)
+    monkeypatch.setattr(measurement, "used_by_others", lambda: 0.0)
     monkeypatch.setattr(
         measurement.machine, "measure_core_to_core", lambda cores: CoreToCore(5e-8, 1e10)
     )

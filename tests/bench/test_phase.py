@@ -1,11 +1,10 @@
 """The machine's phase, of planted latencies; no test depends on this machine's."""
 
-import os
-
 import pytest
 
 from pycollective.bench import phase
 from pycollective.bench.phase import FAR, MIXED, NEAR, SINGLE, Turn
+from pycollective.cores import cores_of
 
 NS = 1e-9
 
@@ -35,15 +34,10 @@ def test_ranks_on_one_core_have_nothing_between_them():
 
 
 def test_a_look_at_this_machine_is_of_one_of_the_phases():
-    cores = phase.cores_of(2)
+    cores = cores_of(2)
     seen = phase.look(cores)
     assert (seen == 0) == (len(set(cores)) == 1)
     assert seen < 0.1
-
-
-def test_ranks_have_the_cores_in_turn(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 2})
-    assert phase.cores_of(3) == [2, 7, 2]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pycollective import reference
-from pycollective.bench import phase
 from pycollective.bench.operations import OPERATIONS, Problem
 from pycollective.bench.ranks.__main__ import RankProcess
 from pycollective.bench.ranks.case import Case, Prepared, Unsupported
 from pycollective.bench.ranks.channel import StartLine
+from pycollective.cores import cores_of
 
 RANKS = 3
 CASE = Case("all_reduce", "float32", 4, "sum", 0, 4096)
@@ -77,13 +77,13 @@ def _process(problem, tmp_path, **how):
     process = RankProcess(library, 0, RANKS)
     path = tmp_path / "start"
     path.write_bytes(b"\xff" * StartLine.bytes(RANKS))  # the other ranks are always there
-    process.start_line(str(path), phase.cores_of(RANKS))
+    process.start_line(str(path), cores_of(RANKS))
     process.load(CASE.__dict__, problem.path)
     return process, library
 
 
 def test_what_is_timed_is_timed_on_the_ranks_core(problem, tmp_path):
-    anywhere, cores = os.sched_getaffinity(0), phase.cores_of(RANKS)
+    anywhere, cores = os.sched_getaffinity(0), cores_of(RANKS)
     process, library = _process(problem, tmp_path)
     process.prepare("python")
     process.check("python")

@@ -119,12 +119,26 @@ def test_what_was_sent_between_hosts_has_columns_where_there_are_several(record)
     assert len(set(at)) == 1, at
 
 
-@pytest.mark.parametrize(("load", "busy"), [(None, False), (2.0, False), (2.1, True)])
-def test_a_busy_machine_is_said(record, load, busy):
-    if load is not None:  # as in older files
-        record.machine["load"] = load
-    said = [line for line in table.header(record) if line.startswith("# busy: a load of ")]
-    assert len(said) == busy
+@pytest.mark.parametrize(("used", "busy"), [(None, False), (0.1, False), (0.9, True)])
+def test_a_busy_machine_is_said(record, used, busy):
+    if used is not None:  # as in older files
+        record.machine["used_by_others"] = used
+    said = [line for line in table.header(record) if line.startswith("# busy: ")]
+    many = record.machine["cores"]
+    what = f"# busy: other processes use 0.9 of {many} cores; times are shorter on an idle machine"
+    assert said == [what] * busy
+
+
+@pytest.mark.parametrize(
+    ("pinned", "shared"), [([0, 2], []), ([3, 3], ["# 2 ranks share 1 core, so they take turns"])]
+)
+def test_where_ranks_are_pinned_is_said(record, pinned, shared):
+    assert not any("pinned" in line for line in table.header(record))  # as of older files
+    record.machine["pinned"] = pinned
+    lines = list(table.header(record))
+    first, last = pinned
+    at = lines.index(f"# pinned: rank by rank, the thread that calls, to cores {first}, {last}")
+    assert [line for line in lines[at:] if " ranks share " in line] == shared
 
 
 def test_the_footer_judges_this_librarys_bits_alone(record):

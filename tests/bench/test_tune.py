@@ -43,6 +43,7 @@ class Alone:
 @pytest.fixture(autouse=True)
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks that one plays cannot look at the machine together."""
+    monkeypatch.setattr(tune, "cores_together", lambda communicator: [0, 1])
     monkeypatch.setattr(tune, "look_together", lambda communicator, cores: 4e-8)
 
 

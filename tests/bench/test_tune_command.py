@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pycollective.cores import in_turn
 from pycollective.planning.tuning_table import read_table
 from pycollective.schedule import algorithms_for
 from tests.launchers import python
@@ -22,6 +23,11 @@ def test_a_table_is_written_and_added_to(tmp_path):
         assert (each.topology, each.dtype) == ("1x2", "float32")
         assert each.seconds.keys() == set(algorithms_for("all_reduce"))
     assert done.stdout.count("*") == 3  # a choice a row, and in the heading
+    pinned = "# pinned: each rank to a core of its own\n" in done.stdout
+    assert pinned == (len(in_turn()) >= 2)
+    # Ranks that are pinned know of each other's cores.
+    rows = [line for line in done.stdout.splitlines() if line.startswith("all_reduce")]
+    assert [each.endswith(" single") for each in rows] == [not pinned] * 2
 
     # The same again for one size, by ranks of a launch, and two more operations.
     python(*RUN, *BENCH, "all", "-b", 130, "-e", 130, "-d", "half", *once)

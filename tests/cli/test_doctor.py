@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pycollective
-from pycollective import _core, host_memory
+from pycollective import _core, cores, host_memory
 from pycollective.bench import phase
 from pycollective.bootstrap.attach import NODE
 from pycollective.cli import doctor
@@ -29,6 +29,7 @@ def no_torch_is_loaded(monkeypatch):
     """It takes seconds; the last test looks at it, in processes of their own."""
     monkeypatch.setattr(doctor, "_torch_backend", lambda: ("torch backend", "of a test", ""))
     monkeypatch.setattr(doctor, "_single_copy", lambda: ("of a test", ""))  # another process
+    monkeypatch.setattr(cores, "used_by_others", lambda: 0.0)  # takes a moment
 
 
 def report():
@@ -93,6 +94,18 @@ def test_the_phase_of_the_machine_is_said(monkeypatch, nanoseconds, found, cost)
     assert line[0].startswith(found)
     assert cost in line[1]
     assert bool(line[1]) == bool(cost)
+
+
+@pytest.mark.parametrize(
+    ("used", "found", "cost"),
+    [(0.2, "none to speak of", ""), (1.04, "other processes use 1.0 of 2 cores", "time slices")],
+)
+def test_other_processes_that_compute_are_said(monkeypatch, used, found, cost):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(cores, "used_by_others", lambda: used)
+    assert doctor._other_load()[0] == found
+    assert cost in doctor._other_load()[1]
+    assert bool(doctor._other_load()[1]) == bool(cost)
 
 
 def test_how_hosts_could_be_joined(monkeypatch):
@@ -181,7 +194,7 @@ def test_what_is_missing_says_what_it_costs(monkeypatch, capsys):
     doctor.doctor()
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for line, cost in [
-        ("-- cores 1", "ranks take turns on one core"),
+        ("-- cores 1", "2 ranks share 1 core, so they take turns"),
         ("-- SIMD portable", "run several times slower"),
         ("-- peer watch no pidfd: not here", "dead peers cannot be seen"),
         ("-- open files 100", "ulimit -n"),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pycollective import ConfigurationError, cores
 from pycollective.launch import launcher
 from tests.harness import ROOT
 
@@ -316,6 +317,50 @@ def test_what_ranks_find_in_their_environment(program):
         assert 0 < int(each["MASTER_PORT"]) < 65536
         assert each["OMP_NUM_THREADS"] == str(max(1, cores // 2))
     assert found[0]["MASTER_PORT"] == found[1]["MASTER_PORT"]
+
+
+PINNED = """
+import json, os, subprocess, sys, threading
+found = {}
+def look(where):
+    found[where] = sorted(os.sched_getaffinity(0))
+look("main")
+thread = threading.Thread(target=look, args=["thread"])
+thread.start()
+thread.join()
+child = "import os; print(*sorted(os.sched_getaffinity(0)))"
+out = subprocess.run([sys.executable, "-S", "-c", child], capture_output=True).stdout
+found["child"] = list(map(int, out.split()))
+found["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+sys.stdout.write(os.environ["RANK"] + json.dumps(found) + "\\n")
+"""
+
+
+def test_pinned_ranks_have_a_core_each(program):
+    turn = cores.in_turn()
+    path, ranks = program(PINNED), min(2, len(turn))
+    done = run("-n", ranks, "--pin", path)
+    found = {int(line[0]): json.loads(line[1:]) for line in done.stdout.splitlines()}
+    assert sorted(found) == list(range(ranks)), done.stderr
+    for rank, each in found.items():
+        assert each.pop("OMP_NUM_THREADS") == "1"
+        assert each == {name: [turn[rank]] for name in ("main", "thread", "child")}
+    assert cores.in_turn() == turn  # the launcher's own cores
+
+
+def test_more_ranks_than_cores_are_not_pinned(pycollective):
+    many = len(cores.in_turn())
+    done = pycollective("run", "--pin", "-n", many + 1, "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    said = f"--pin gives each rank a core of its own, and there are {many} for {many + 1} ranks"
+    assert done.stderr.startswith(f"pycollective run: {said}: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_core_that_has_gone_is_said(monkeypatch):
+    monkeypatch.setattr(launcher, "one_each", lambda ranks: [1023] * ranks)
+    with pytest.raises(ConfigurationError, match="true cannot be started: "):
+        launcher.launch(["true"], 1, pin=True)
 
 
 def test_the_users_own_settings_come_first(pycollective, monkeypatch, program):
