@@ -148,10 +148,8 @@ class Group {
   bool alive(Member member) const { return members_[member.at()]->alive(); }
   std::string describe(Member member) const;  // "rank 3 (pid 1234)"
 
-  // Copies from a member's process, as Peer::read.
-  int read(Member member, void* to, std::uint64_t from, std::size_t bytes) const {
-    return members_[member.at()]->read(to, from, bytes);
-  }
+  // Copies from a member's process, as Peer::read, at a cost that does not depend on where.
+  int read(Member member, void* to, std::uint64_t from, std::size_t bytes) const;
   bool may_read(Member member) const { return members_[member.at()]->refusal() == 0; }
   // Whether the members have found out that all may read each other's memory. The same on all in
   // each collective, as only collectives set it (SingleCopy).

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -207,9 +208,18 @@ void end(pid_t child) {
   CHECK(waitpid(child, nullptr, 0) == child);
 }
 
+// The first place in `memory` that lies so far behind `from` modulo a page.
+std::byte* behind(std::vector<std::byte>& memory, const void* from, std::size_t distance) {
+  const auto number = [](const void* each) { return reinterpret_cast<std::uintptr_t>(each); };
+  return memory.data() + (number(from) + distance - number(memory.data())) % kPage;
+}
+
 // Rank 0 copies from rank 1, which is another process here.
-Failure failure_with(OpKind kind, pid_t process, const std::function<void()>& before_read) {
+Failure failure_with(OpKind kind, pid_t process, const std::function<void()>& before_read,
+                     std::size_t distance = 0) {
   Call call(kind, 2);
+  std::vector<std::byte> output(2 * kCount * sizeof(float) + kPage);
+  call[0].request.output = behind(output, call[1].input.data(), distance);
   for (int r = 0; r < 2; ++r) call.group(r).set_reading(Group::Reading::kAllowed);
   Inside::set_process(call.group(0), Member(1), process, 0);
   before_read();
@@ -244,23 +254,24 @@ void a_read_that_is_refused(OpKind kind, int ranks) {
   end(idler);
 }
 
-void one_that_was_killed_is_lost(OpKind kind) {
+void one_that_was_killed_is_lost(OpKind kind, std::size_t distance) {
   const pid_t idler = start_idler(nullptr);
-  const Failure failure = failure_with(kind, idler, [&] { end(idler); });
+  const Failure failure = failure_with(kind, idler, [&] { end(idler); }, distance);
   CHECK(failure.kind == FailureKind::kPeerFailure);
   CHECK(contains(failure.message, "rank 1 (pid " + std::to_string(idler) + ") died"));
 }
 
 // A process that dies loses its memory before it has ended.
-void a_sender_that_dies_after_its_memory_is_lost() {
+void a_sender_that_dies_after_its_memory_is_lost(std::size_t distance) {
   const pid_t idler = start_idler(nullptr);
   std::thread killer;
-  const Failure failure = failure_with(OpKind::kSend, idler, [&] {
+  const auto before_read = [&] {
     killer = std::thread([idler] {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the first read comes before
       kill(idler, SIGKILL);
     });
-  });
+  };
+  const Failure failure = failure_with(OpKind::kSend, idler, before_read, distance);
   killer.join();
   CHECK(waitpid(idler, nullptr, 0) == idler);
   CHECK(failure.kind == FailureKind::kPeerFailure);
@@ -284,6 +295,26 @@ void a_token_that_ends_outside_memory() {
   alarm(0);
   header->address = right;
   munmap(memory, 2 * kPage);
+}
+
+// What is read is right, and nothing beside it is written, also where Linux would copy by bytes.
+void a_read_of_any_distance() {
+  const ThreadGroup group(2);
+  Group& reader = group[0]->group();
+  constexpr std::size_t kMost = 300'001;  // three staging pieces
+  std::vector<std::byte> source(kMost), target(kMost + 2 * kPage);
+  for (std::size_t i = 0; i < source.size(); ++i) source[i] = std::byte(i * 7 + i / 256);
+  const auto from = reinterpret_cast<std::uintptr_t>(source.data());
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{5000}, kMost})
+    for (std::size_t distance = 0; distance < 70; ++distance) {
+      std::fill(target.begin(), target.end(), std::byte{0xee});
+      std::byte* const to = behind(target, source.data(), distance);
+      CHECK(reader.read(Member(1), to, from, bytes) == 0);
+      CHECK(std::equal(to, to + bytes, source.begin()));
+      const auto untouched = [](std::byte each) { return each == std::byte{0xee}; };
+      CHECK(std::all_of(target.data(), to, untouched));
+      CHECK(std::all_of(to + bytes, target.data() + target.size(), untouched));
+    }
 }
 
 // Another process may have its pid: its memory is not taken for the peer's.
@@ -435,15 +466,16 @@ int main() {
       if (!is_pair(kind)) a_read_that_is_refused(kind, ranks);
     }
   a_sender_that_cannot_be_read_is_named();
-  a_sender_that_dies_after_its_memory_is_lost();
+  for (const std::size_t distance : {0, 8}) a_sender_that_dies_after_its_memory_is_lost(distance);
   another_process_with_its_pid_is_not_read();
   a_token_that_ends_outside_memory();
+  a_read_of_any_distance();
   a_rank_that_lies_about_its_input();
   inputs_of_every_place();
   a_small_message_ends_with_the_last_call();
   results_that_no_cache_holds();
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kSend}) {
-    one_that_was_killed_is_lost(kind);
+    for (const std::size_t distance : {0, 8}) one_that_was_killed_is_lost(kind, distance);
     input_that_cannot_be_read(kind);
   }
   std::puts("single copy: passed");
