@@ -89,7 +89,6 @@ TOP_LEVEL: dict[str, set[str]] = {
     "torch": {"torch"},
     "triton": {"torch"},
     "triton/floats": {"triton"},
-    "triton/pack": {"triton"},
     "triton/quantized": {"triton"},
     "triton/reduce": {"triton"},
     "triton/places": {"triton"},

@@ -146,16 +146,6 @@ def triton_kernels(m: Measured) -> list[Shown]:
     return rows
 
 
-def triton_packing(m: Measured) -> list[Shown]:
-    """Of pack."""
-    rows = []
-    for name, row in m.items():
-        rows.append(Shown(f"{name}, {row['bytes'] >> 20:,} MiB", number(row["us"]), "us"))
-        rows.append(at_least("  of elements", row["gb_s"], 500, "GB/s"))
-        rows.append(is_none("  wrong", row["wrong"], "bytes or elements"))
-    return rows
-
-
 def triton_sparse(m: Measured) -> list[Shown]:
     """Of sparse: by chunk is held to a copy, by tensor to torch's own selection."""
     rows = []

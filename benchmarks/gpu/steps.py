@@ -167,7 +167,6 @@ def checks(small: bool = False) -> list[Step]:
         Step("driver report", _pycollective("doctor"), 30, ("extension",)),
         _triton_kernels("reduce", small),
         _triton_kernels("quantized", small),
-        _triton_kernels("pack", small, shown.triton_packing),
         _triton_kernels("sparse", small, shown.triton_sparse),
         _over_nccl("DDP", "ddp", small, shown.ddp_over_nccl),
         _over_nccl("ordered", "ordered", small, shown.over_nccl),
@@ -262,7 +261,7 @@ def _bench(ranks: int, small: bool) -> Step:
 
 
 def _triton_kernels(name: str, small: bool, shows: shown.Shows = shown.triton_kernels) -> Step:
-    """Those of ordered reductions over any process group, of quantization, packing or top-k."""
+    """Those of ordered reductions over any process group, of quantization or top-k."""
     return Step(
         f"Triton {name}",
         _python("-m", f"benchmarks.gpu.{name}", *(["1"] if small else [])),

@@ -11,7 +11,7 @@
 #include "engine/gpu/staged.h"
 #include "engine/internode/messenger.h"
 #include "engine/internode/pair.h"
-#include "engine/operations/scheduled.h"
+#include "engine/operations/any_operation.h"
 #include "engine/plans/program.h"
 #include "engine/task.h"
 

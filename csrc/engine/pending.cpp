@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/communicator.h"
+#include "engine/operations/any_operation.h"
 
 namespace pycollective {
 namespace {
@@ -36,6 +37,8 @@ Pending::Pending(std::shared_ptr<Communicator> owner, const Task& task, std::uin
       on_done_(std::move(on_done)) {
   if (request_.root == kAnySource) request_.source = &source_;
 }
+
+Pending::~Pending() = default;
 
 Operation& Pending::start() {
   if (operation_ == nullptr) {

@@ -7,66 +7,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <stdexcept>
-#include <variant>
 
-#include "engine/gpu/on_device.h"
-#include "engine/gpu/staged.h"
-#include "engine/internode/pair.h"
-#include "engine/operations/all_to_all_v.h"
-#include "engine/operations/dealt_blocks.h"
-#include "engine/operations/one_shot.h"
-#include "engine/operations/point_to_point.h"
-#include "engine/operations/scheduled.h"
-#include "engine/operations/shared_reduce.h"
-#include "engine/operations/single_copy.h"
-#include "engine/operations/two_shot.h"
+#include "engine/task.h"
 #include "engine/watch.h"
 
 namespace pycollective {
 
-// Storage for one operation of any kind, so that a call allocates nothing.
-class AnyOperation {
- public:
-  // Chooses the class by what all ranks agree on, never by the rank.
-  Operation& make(Group& group, const Task& task, std::uint64_t sequence) {
-    const Request& request = *task.request;
-    if (task.device) return made_.emplace<OnDevice>(group, task, sequence);
-    if (task.staging) return made_.emplace<Staged>(group, task, sequence);
-    if (is_pair(request.kind)) return make_pair(group, task, sequence);
-    if (request.all_to_all_v) return made_.emplace<AllToAllV>(group, task, sequence);
-    if (task.program) return made_.emplace<Scheduled>(group, task, sequence);
-    if (group.messenger() != nullptr)  // what follows would reduce over this host alone
-      throw std::logic_error("an operation between hosts has no program");
-    if (request.nodes) return made_.emplace<DealtBlocks>(group, task, sequence);
-    return make_direct(group, task, sequence);
-  }
-  // The direct paths, on one host.
-  Operation& make_direct(Group& group, const Task& task, std::uint64_t sequence) {
-    const Request& request = *task.request;
-    if (SingleCopy::fits(group, request)) return made_.emplace<SingleCopy>(group, task, sequence);
-    if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, task, sequence);
-    if (SharedReduce::fits(group, request))
-      return made_.emplace<SharedReduce>(group, task, sequence);
-    return made_.emplace<TwoShot>(group, task, sequence);
-  }
-  // Destroys the operation; the group may go afterwards.
-  void end() { made_.emplace<std::monostate>(); }
-
- private:
-  Operation& make_pair(Group& group, const Task& task, std::uint64_t sequence) {
-    const Request& request = *task.request;
-    if (request.root == kAnySource) return made_.emplace<ReceiveAny>(group, task, sequence);
-    if (!group.member_of(request.root)) return made_.emplace<InternodePair>(group, task, sequence);
-    if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, task, sequence);
-    return made_.emplace<Receive>(group, task, sequence);
-  }
-
-  std::variant<std::monostate, OneShot, TwoShot, SingleCopy, SharedReduce, Scheduled, Send, Receive,
-               InternodePair, ReceiveAny, AllToAllV, DealtBlocks, Staged, OnDevice>
-      made_;
-};
-
+class AnyOperation;  // engine/operations/any_operation.h
 class Communicator;
 
 [[noreturn]] void throw_forked(OpKind kind, int rank);
@@ -75,6 +22,7 @@ class Pending final : public Work {
  public:
   Pending(std::shared_ptr<Communicator> owner, const Task& task, std::uint64_t sequence,
           double timeout, std::function<void(const Failure*)> on_done);
+  ~Pending() override;
 
   bool done() const override { return done_.load(std::memory_order_acquire); }
   // If interrupted, it aborts the group, waits until the operation has ended (its arrays are in use

@@ -90,14 +90,28 @@ struct SegmentHeader {
 };
 static_assert(sizeof(SegmentHeader) <= kPage);
 
-// All of a call that ranks must agree on (engine/operations/arrival.h).
+// All of a call that ranks must agree on (engine/call_signature.h). Without padding.
 struct CallSignature {
-  std::uint64_t fields = 0;       // kind, dtype, reduce op, wire, root
-  std::uint64_t count = 0;        // elements
-  std::uint64_t counts_hash = 0;  // of the uneven counts, 0 for equal ones; or the divisor
-  char algorithm[20] = {};        // that was asked for; empty for the direct paths
-  std::uint32_t deal = 0;         // of dealt nodes, the upper half of the deal's digest
+  struct Message {
+    std::int32_t tag;
+    std::uint16_t lane_sequence;  // of its data lane (engine/operations/messages.h)
+    std::uint16_t lane;
+  };
+  std::uint8_t kind = 0;
+  std::uint8_t dtype = 0;
+  std::uint8_t reduce_op = 0;
+  std::uint8_t how = 0;  // the wire, and flags
+  std::int32_t root = 0;
+  std::uint64_t count = 0;  // elements; or of dealt nodes with uneven counts their hash
+  union {
+    std::uint64_t counts_hash = 0;  // of uneven counts; 0 for equal ones
+    double divisor;                 // of an average of dealt nodes
+    Message message;                // of a send or receive
+  };
+  char algorithm[20] = {};  // that was asked for; empty for the direct paths
+  std::uint32_t deal = 0;   // of dealt nodes, the upper half of the deal's digest
 };
+static_assert(sizeof(CallSignature) == 48);
 
 // "I have called operation `sequence`, and this is what I called." Two lines are used in turn: a
 // rank writes number s + 2 only after all have arrived at s + 1, so they have read s.

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "engine/internode/messenger.h"
-#include "engine/pending.h"
+#include "engine/operations/any_operation.h"
 #include "engine/watch.h"
 #include "tests/calls.h"
 #include "tests/check.h"

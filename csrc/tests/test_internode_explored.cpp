@@ -13,7 +13,7 @@
 #include <string>
 
 #include "engine/internode/messenger.h"
-#include "engine/pending.h"
+#include "engine/operations/any_operation.h"
 #include "engine/watch.h"
 #include "tests/check.h"
 #include "tests/host_ranks.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "engine/operations/any_operation.h"
 #include "engine/operations/point_to_point.h"
-#include "engine/pending.h"
 #include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/messages.h"

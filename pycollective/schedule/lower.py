@@ -7,19 +7,16 @@ it. With a deal an input is nodes, none or several, which say nothing of the ran
 leaves of a set of ranks are the union of theirs, and so may be the root before all ranks have
 given. It is finished, and becomes the result, only where all have.
 
-`lower` follows all ranks. `lower_rank` follows one, without looking at the others: which nodes it
-receives follows from the ranks whose inputs a transfer carries, since the sender has combined
-whatever siblings have met, so its partial is their cover by the largest nodes. The tests compare
-the two, and the proof knows neither.
+`lower` follows one rank, without looking at the others: which nodes it receives follows from the
+ranks whose inputs a transfer carries, since the sender has combined whatever siblings have met, so
+its partial is their cover by the largest nodes. Whether the steps of all ranks fit together the
+proof finds out, which knows nothing of this.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
 
 from pycollective.deal import Deal
 from pycollective.order import Node, cover, split
@@ -70,10 +67,9 @@ def family_of(leaves: int) -> Family:
 class Holding:
     """What one rank has of the shard, and its steps so far."""
 
-    __slots__ = ("inputs", "nodes", "result", "steps", "types", "wants")
+    __slots__ = ("nodes", "result", "steps", "types", "wants")
 
     def __init__(self, wants: bool) -> None:
-        self.inputs = 0  # whose are in the partial: a bit for each rank
         self.nodes: dict[Node, int] = {}  # the partial: each node's buffer
         self.result: int | None = None  # buffer
         self.wants = wants
@@ -88,7 +84,6 @@ class Holding:
             if self.wants:
                 self.steps.append(Copy(-1, OUTPUT, INPUT))
             return
-        self.inputs = 1 << rank
         nodes = [(rank, rank + 1)]
         if deal is not None:
             nodes = deal.nodes(rank)
@@ -113,26 +108,6 @@ class Holding:
             return OUTPUT
         self.types.append(kind)
         return len(self.types) - 1
-
-    def receive_from(
-        self, source: Holding, arrived: dict[Node, int], transfer: Transfer
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The buffers of the nodes that `source` has and this has not: its own, and new ones."""
-        mine, nodes, types = self.nodes, source.nodes, self.types
-        sent = []
-        first = len(types)
-        for node in sorted(nodes) if len(nodes) > 1 else nodes:
-            if node in mine:
-                continue
-            if node in arrived:
-                raise ScheduleError(f"{transfer} brings node {node} a second time")
-            buffer = nodes[node]
-            sent.append(buffer)
-            arrived[node] = len(types)
-            types.append(source.types[buffer])
-        if not sent and not source.inputs & ~self.inputs:
-            raise ScheduleError(f"{transfer} carries nothing")
-        return tuple(sent), tuple(range(first, len(types)))
 
     def add(self, step: int, arrived: dict[Node, int], family: Family, complete: bool) -> None:
         """Take in nodes; combine siblings, as far up as it goes.
@@ -178,77 +153,6 @@ class Holding:
             self.result = out
 
 
-class _Holdings(dict[int, Holding]):
-    """Of each rank that has anything to do with the shard."""
-
-    def __init__(self, wanted: range) -> None:
-        super().__init__()
-        self.wanted = wanted
-
-    def __missing__(self, rank: int) -> Holding:
-        own = self[rank] = Holding(rank in self.wanted)
-        return own
-
-
-def lower(
-    operation: Operation,
-    shard: int,
-    ranks: int,
-    root: int,
-    transfers: Iterable[Transfer],
-    deal: Deal | None = None,
-) -> dict[int, RankSteps]:
-    """The steps of each rank that has any, for one shard.
-
-    Args:
-        operation: what is asked of the shard.
-        shard: its number.
-        ranks: number of ranks.
-        root: of the operation, where it has one.
-        transfers: those of all ranks, in any order. Their leaves are not looked at.
-        deal: which leaves each rank gives; None for one each.
-
-    Raises:
-        ScheduleError: a transfer carries nothing, or a node or the result twice.
-    """
-    family = family_of(ranks if deal is None else deal.leaves)
-    everyone = (1 << ranks) - 1
-    holdings = _Holdings(operation.wants(shard, ranks, root))
-    for rank in operation.sources(shard, ranks, root):
-        holdings[rank].begin(operation.reduces, rank, ranks, deal)
-
-    for step, together in groupby(sorted(transfers), key=itemgetter(0)):
-        # What arrives in a step is there for others from the next one on.
-        receives: list[tuple[Holding, Receive]] = []
-        results: dict[int, int] = {}
-        arrived: dict[int, dict[Node, int]] = {}
-        given: dict[int, int] = {}  # by taker: whose inputs arrive
-        for transfer in together:
-            _, giver, taker, _ = transfer
-            source, target = holdings[giver], holdings[taker]
-            if source.result is not None:
-                if target.result is not None or taker in results:
-                    raise ScheduleError(f"{transfer} brings the result a second time")
-                buffer = results[taker] = target.new(_RESULT)
-                sent: tuple[int, ...] = (source.result,)
-                received: tuple[int, ...] = (buffer,)
-            else:
-                here = arrived.setdefault(taker, {})
-                sent, received = target.receive_from(source, here, transfer)
-                given[taker] = given.get(taker, 0) | source.inputs
-            source.steps.append(Send(step, taker, sent))
-            receives.append((target, Receive(step, giver, received)))
-        for target, receive in receives:
-            target.steps.append(receive)
-        for taker, buffer in results.items():
-            holdings[taker].result = buffer
-        for taker, parts in arrived.items():
-            own = holdings[taker]
-            own.inputs |= given[taker]
-            own.add(step, parts, family, own.inputs == everyone)
-    return {rank: RankSteps(own.steps, own.types) for rank, own in holdings.items() if own.steps}
-
-
 def nodes_of(ranges: Ranges, leaves: int) -> list[Node]:
     """The partial of a rank that has these leaves."""
     nodes: list[Node] = []
@@ -267,7 +171,7 @@ def dealt_nodes(ranks: Ranges, deal: Deal) -> list[Node]:
     return nodes_of(leaves, deal.leaves)
 
 
-def lower_rank(
+def lower(
     operation: Operation,
     shard: int,
     ranks: int,
@@ -276,7 +180,7 @@ def lower_rank(
     transfers: list[Transfer],
     deal: Deal | None = None,
 ) -> RankSteps | None:
-    """The steps of one rank for one shard, as `lower` has them; None if it has none.
+    """The steps of one rank for one shard; None if it has none.
 
     Args:
         operation: what is asked of the shard.

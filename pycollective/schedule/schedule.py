@@ -10,11 +10,10 @@ from pycollective.deal import Deal
 from pycollective.errors import ConfigurationError
 
 from .algorithms import ALGORITHMS, Algorithm
-from .lower import lower, lower_rank
+from .lower import lower
 from .operation import Operation, find_operation
 from .steps import RankSteps
 from .topology import Topology
-from .transfer import Transfer
 
 
 @dataclass(frozen=True)
@@ -37,35 +36,32 @@ class Schedule:
     shards: int
     deal: Deal | None = None
 
-    def transfers(self, shard: int) -> list[Transfer]:
-        """What all ranks send of a shard."""
-        of_rank = self.algorithm.transfers[self.operation.name]
-        return [
-            each
-            for rank in range(self.topology.ranks)
-            for each in of_rank(self.topology, shard, self.root, rank)
-            if each.source == rank
-        ]
-
     def lowered(self, shard: int) -> dict[int, RankSteps]:
         """The steps of each rank that has any, for a shard."""
-        n, transfers = self.topology.ranks, self.transfers(shard)
-        return lower(self.operation, shard, n, self.root, transfers, self.deal)
+        return {
+            rank: steps
+            for rank in range(self.topology.ranks)
+            if (steps := self.steps(shard, rank)) is not None
+        }
+
+    def steps(self, shard: int, rank: int) -> RankSteps | None:
+        """Those of a rank for a shard, without looking at the others; None if it has none."""
+        n, root = self.topology.ranks, self.root
+        own = self.algorithm.transfers[self.operation.name](self.topology, shard, root, rank)
+        return lower(self.operation, shard, n, root, rank, own, self.deal)
 
     def inputs_of(self, rank: int) -> int:
         """How many inputs a rank has: with a deal, the nodes that make up its leaves."""
         return 1 if self.deal is None else len(self.deal.nodes(rank))
 
     def lowered_for(self, rank: int) -> Iterator[tuple[int, RankSteps]]:
-        """Each shard of which a rank has steps, and these; without lowering the other ranks'."""
-        n, root = self.topology.ranks, self.root
-        of_rank = self.algorithm.transfers[self.operation.name]
+        """Each shard of which a rank has steps, and these."""
+        n = self.topology.ranks
         shards: Iterable[int] = range(self.shards)
         if self.operation.pieces == "pairs":  # its row and its column
             shards = sorted({*range(rank * n, rank * n + n), *range(rank, n * n, n)})
         for shard in shards:
-            own = of_rank(self.topology, shard, root, rank)
-            steps = lower_rank(self.operation, shard, n, root, rank, own, self.deal)
+            steps = self.steps(shard, rank)
             if steps is not None:
                 yield shard, steps
 

@@ -11,16 +11,14 @@ import time
 import pytest
 import torch
 
-from benchmarks.gpu import pack, quantized, run, shown, sparse
+from benchmarks.gpu import quantized, run, shown, sparse
 from benchmarks.gpu.reduce import CASES, DIFFERENT, Problem
 from benchmarks.gpu.shown import Outcome, table
 from benchmarks.gpu.steps import ROOT, Step, last_json
-from benchmarks.native_parts import pack_into, unpack_into
 from pycollective import _core
 from pycollective.torch.ordered import plain
 from pycollective.triton.formats import words
 from tests.cuda import standin
-from tests.inputs import dtype_of
 from tests.launchers import Launcher
 from tests.triton.compiled import module
 
@@ -92,33 +90,6 @@ def test_the_benchmark_of_quantization_sees_a_wrong_bit(case):
     assert problem.wrong() == 1
 
 
-class CpuCodec:
-    """Called as `pycollective.triton.pack`."""
-
-    @staticmethod
-    def pack(x, payload, length):
-        kind = dtype_of(str(x.dtype).removeprefix("torch."))
-        length[0] = pack_into(words(x).numpy().view(kind), payload.numpy())
-
-    @staticmethod
-    def unpack(payload, length, out, refused):
-        kind = dtype_of(str(out.dtype).removeprefix("torch."))
-        unpack_into(payload.numpy()[: int(length)], words(out).numpy().view(kind))
-
-
-@pytest.mark.parametrize("case", one_of_each_call(pack.CASES), ids=str)
-def test_the_benchmark_of_packing_sees_a_wrong_bit(case):
-    """Its problem, on the CPU and by the CPU's codec."""
-    problem = pack.Problem(case, 3003, "cpu")
-    result = problem.out if case.call == "pack" else words(problem.out)
-    result.zero_()
-    assert problem.wrong() > 90
-    problem.run(CpuCodec)
-    assert problem.wrong() == 0
-    result[7] ^= 1
-    assert problem.wrong() == 1
-
-
 def test_the_benchmark_of_top_k_sees_a_wrong_byte():
     """Its problem, on the CPU and in Triton's interpreter."""
     kernels = module("top_k", interpreted=True)
@@ -150,12 +121,6 @@ def test_what_the_benchmark_of_top_k_shows():
     torchs = {**row, "torch_us": 900.0, "torch_over_ours": 9.0, "wrong": 1}
     lines = shown.triton_sparse({"by chunk": {**row, "wrong": 0}, "by tensor": torchs})
     assert [line.met for line in lines] == [None, False, True, None, None, False, False]
-
-
-def test_what_the_benchmark_of_packing_shows():
-    row = {"us": 100.0, "gb_s": 499.0, "bits": 11.4, "bytes": 9 << 26, "wrong": 0}
-    took, rate, wrong = shown.triton_packing({"pack bfloat16": row})
-    assert (took.label, rate.met, wrong.met) == ("pack bfloat16, 576 MiB", False, True)
 
 
 def test_what_the_benchmarks_of_triton_kernels_show():

@@ -1,10 +1,21 @@
-"""Proves all of a schedule, and counts what it sends as `pycollective schedule` does."""
+"""What all ranks of a schedule send, and the proof that all of it is right."""
 
 from __future__ import annotations
 
 from pycollective.cli.schedule_messages import Counts
-from pycollective.schedule import Schedule
+from pycollective.schedule import Schedule, Transfer
 from pycollective.schedule.proof import check_shard
+
+
+def transfers_of(schedule: Schedule, shard: int) -> list[Transfer]:
+    """What all ranks send of a shard."""
+    of_rank = schedule.algorithm.transfers[schedule.operation.name]
+    return [
+        each
+        for rank in range(schedule.topology.ranks)
+        for each in of_rank(schedule.topology, shard, schedule.root, rank)
+        if each.source == rank
+    ]
 
 
 class Proved:

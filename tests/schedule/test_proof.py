@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective.schedule import OPERATIONS, Topology, algorithms_for, make_schedule
-from tests.schedule.proved import Proved
+from tests.schedule.proved import Proved, transfers_of
 
 ALL = [(op, name) for op in OPERATIONS for name in algorithms_for(op)]
 
@@ -43,7 +43,9 @@ def test_every_schedule_is_right(
     root = data.draw(st.integers(0, ranks - 1), "root") if rooted else 0
     schedule = make_schedule(operation, algorithm, topology, root)
     traffic = Proved(schedule)
-    sent = [{each[:3] for each in schedule.transfers(shard)} for shard in range(schedule.shards)]
+    sent = [
+        {each[:3] for each in transfers_of(schedule, shard)} for shard in range(schedule.shards)
+    ]
     messages = set().union(*sent)
     assert traffic.messages == [
         sum(source == rank for _, source, _ in messages) for rank in range(ranks)

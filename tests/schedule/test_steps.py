@@ -12,7 +12,7 @@ import pytest
 
 from pycollective.schedule import Schedule, Topology, make_schedule
 from pycollective.schedule.steps import Send, Type
-from tests.schedule.proved import Proved
+from tests.schedule.proved import Proved, transfers_of
 
 ANY = [*range(1, 34), 47, 48, 63, 64, 65]
 
@@ -99,7 +99,7 @@ def test_direct_to_and_from_a_root(n: int) -> None:
 )
 def test_a_ring_goes_around_host_by_host(hosts: str, around: list[int]) -> None:
     schedule = make_schedule("all_reduce", "ring", Topology.of_hosts(hosts))
-    pairs = {(each.source, each.target) for each in schedule.transfers(0)}
+    pairs = {(each.source, each.target) for each in transfers_of(schedule, 0)}
     assert pairs == set(zip(around, [*around[1:], around[0]], strict=True))
 
 

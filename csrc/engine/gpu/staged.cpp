@@ -1,8 +1,8 @@
 #include "engine/gpu/staged.h"
 
 #include "cuda/staging.h"
+#include "engine/operations/any_operation.h"
 #include "engine/operations/shards.h"
-#include "engine/pending.h"
 #include "per_process.h"
 
 namespace pycollective {

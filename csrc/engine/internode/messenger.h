@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "engine/internode/link.h"
-#include "engine/operations/arrival.h"
+#include "engine/call_signature.h"
 
 namespace pycollective {
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "engine/operations/shards.h"
-#include "engine/pending.h"
 
 namespace pycollective {
 namespace {
@@ -16,13 +15,10 @@ DealtBlocks::DealtBlocks(Group& group, const Task& task, std::uint64_t sequence)
     : Operation(group, task, sequence),
       of_rows_(request_),
       task_of_rows_(task_.with(of_rows_)),
-      storage_(std::make_unique<AnyOperation>()),
       round_(find_kernels(request_.dtype, ReduceOp::kSum, active_simd_level()).combine) {
   set_request();
-  inner_ = &storage_->make_direct(group, task_of_rows_, sequence);
+  inner_ = &direct_.make(group, task_of_rows_, sequence);
 }
-
-DealtBlocks::~DealtBlocks() = default;
 
 void DealtBlocks::set_request() {
   const int rank = group_.world().rank;

@@ -4,19 +4,14 @@
 // left is done here, chunk by chunk: the rounding into the output.
 #pragma once
 
-#include <memory>
-
-#include "engine/operations/operation.h"
+#include "engine/operations/direct_operation.h"
 #include "kernels/kernels.h"
 
 namespace pycollective {
 
-class AnyOperation;
-
 class DealtBlocks final : public Operation {
  public:
   DealtBlocks(Group& group, const Task& task, std::uint64_t sequence);
-  ~DealtBlocks() override;
 
   void start() override;
   State advance() override;
@@ -32,8 +27,8 @@ class DealtBlocks final : public Operation {
 
   Request of_rows_;
   Task task_of_rows_;
-  std::unique_ptr<AnyOperation> storage_;
-  Operation* inner_ = nullptr;
+  DirectOperation direct_;
+  Operation* inner_ = nullptr;      // direct_'s
   const float* results_ = nullptr;  // null: they are where they belong
   std::size_t count_ = 0;           // of them
   CombineFn round_;

@@ -7,30 +7,19 @@
 namespace pycollective {
 namespace {
 
-// In the upper half of the word that holds the tag: the lane's sequence, and its index.
-constexpr int kSequenceAt = 32;
-constexpr int kIndexAt = 48;
-
-int tag_of_call(const MessageBuffer& call) {
-  std::uint64_t word = 0;
-  std::memcpy(&word,
-              call.body() + offsetof(NumberedCall, called) + offsetof(CallSignature, counts_hash),
-              sizeof(word));
-  return static_cast<int>(static_cast<std::uint32_t>(word));
-}
+int tag_of_call(const MessageBuffer& call) { return Messenger::note_of(call).called.message.tag; }
 
 }  // namespace
 
 DataLane data_lane_of(const NumberedCall& note) {
-  const std::uint64_t word = note.called.counts_hash;
+  const CallSignature::Message& message = note.called.message;
   // Another rank may have written anything.
-  return {static_cast<int>((word >> kIndexAt) % kPairLanes),
-          static_cast<unsigned>(word >> kSequenceAt & 0xffff)};
+  return {message.lane % kPairLanes, message.lane_sequence};
 }
 
 void set_data_lane(NumberedCall& note, const DataLane& lane) {
-  note.called.counts_hash |= static_cast<std::uint64_t>(lane.index) << kIndexAt |
-                             static_cast<std::uint64_t>(lane.sequence) << kSequenceAt;
+  note.called.message.lane = static_cast<std::uint16_t>(lane.index);
+  note.called.message.lane_sequence = static_cast<std::uint16_t>(lane.sequence);
 }
 
 PairCalls::PairCalls(Messenger* messenger)
