@@ -270,7 +270,8 @@ def test_a_stop_ends_the_launcher_whose_output_nobody_reads():
 def test_a_last_line_without_an_end_goes_out_though_it_is_held_open(tmp_path):
     command = ("-n", 1, "sh", "-c", HELD_OPEN + "printf result")
     held = [tmp_path / "plain", tmp_path / "tagged"]
-    plain, tagged = run_together((*command, held[0]), ("--tag-output", *command, held[1]))
+    commands = (*command, held[0]), ("--tag-output", *command, held[1])
+    plain, tagged = run_together(*commands, command=IMPATIENT)
     for each in held:
         assert_outlived_by_holder(each)
     assert (plain.stdout, tagged.stdout) == ("result", "[0] result\n")
