@@ -106,7 +106,7 @@ def test_a_rank_that_dies_in_init_is_named_where_the_store_is_our_own():
 
 
 def split_beside_who_stays_away(comm):
-    comm.timeout, comm._world.transport._timeout = LONG, 4
+    comm.timeout, comm._world.transport._timeout = LONG, 2
     if comm.rank == 3:
         GlooTransport.split = stay_away
     return failing(comm.split, comm.rank // 2)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness import Ranks, asleep, await_, results
 
-TIMEOUT = 5.0
+TIMEOUT = 3.5
 LONGER = TIMEOUT + 0.5
 LOOKS = 0.2  # several looks of a blocked thread
 

@@ -80,7 +80,7 @@ value = channel.receive()["value"]
 
 @pytest.mark.parametrize(
     ("command", "seconds", "says"),
-    [("die", 10, r"ended[\s\S]*a last word"), ("stall", 1.5, "no answer within 1.5 s")],
+    [("die", 10, r"ended[\s\S]*a last word"), ("stall", 0.5, "no answer within 0.5 s")],
 )
 def test_a_rank_that_is_lost_is_named_in_time_and_all_are_ended(command, seconds, says):
     with Group("fake", 2, _launch(_SERVE)) as group:

@@ -117,7 +117,8 @@ def test_the_rank_that_failed_is_named_and_the_others_are_ended():
     ends = [("exit 7", 7, "ended with status 7"), ("kill -9 $$", 137, "was ended by SIGKILL")]
     script = 'echo $$; if [ "$RANK" = 1 ]; then sleep 0.2; {}; fi; exec sleep 60'
     start = time.monotonic()
-    ended = run_together(*(("-n", 3, "sh", "-c", script.format(act)) for act, _, _ in ends))
+    programs = (("-n", 3, "sh", "-c", script.format(act)) for act, _, _ in ends)
+    ended = run_together(*programs, command=timed(_NOTICE=0.3))
     assert time.monotonic() - start < 50  # else they sleep to their end
     for done, (_, status, how) in zip(ended, ends, strict=True):
         assert done.returncode == status
@@ -176,7 +177,7 @@ comm.barrier()
 
 
 def test_a_rank_that_the_launcher_had_to_end_is_not_said_to_have_failed(program):
-    done = run("-n", 2, program(HANGING))
+    done = run("-n", 2, program(HANGING), command=timed(_NOTICE=0.3))
     assert done.returncode == 1
     assert "CollectiveTimeout: " in done.stderr
     assert "rank(s) 1 have not called it" in done.stderr

@@ -34,6 +34,7 @@ __all__ = ["program"]
 DEFAULT = [each for each in COMMAND if each != "--no-tag-output"]
 # For what expects lines in one piece: a rank that is kept waiting within one does not make it slow.
 PATIENT = timed(_SLOW_LINE=60)
+IMPATIENT = timed(_LAST_OUTPUT=0.2)
 
 # Each line in three writes, with time for others' in between.
 SLOW_WRITER = """
@@ -210,12 +211,14 @@ def test_output_that_is_read_late_is_not_lost(program):
     path = program(MUCH)
     with ExitStack() as stack:
         processes = [
-            stack.enter_context(started("-n", 2, path, changes={"PYTHONUNBUFFERED": unbuffered}))
+            stack.enter_context(
+                started("-n", 2, path, command=IMPATIENT, changes={"PYTHONUNBUFFERED": unbuffered})
+            )
             for unbuffered in ("", "1")
         ]
         for process in processes:
             await_(lambda process=process: unread(process) and not children(process))
-        time.sleep(1.5)  # longer than the launcher waits for what nobody writes
+        time.sleep(0.5)  # longer than the launcher waits for what nobody writes
         said = [process.communicate(timeout=20) for process in processes]
     for process, (out, wrong) in zip(processes, said, strict=True):
         assert (process.returncode, wrong) == (0, "")
@@ -267,7 +270,8 @@ def test_a_stop_ends_the_launcher_whose_output_nobody_reads():
 def test_a_last_line_without_an_end_goes_out_though_it_is_held_open(tmp_path):
     command = ("-n", 1, "sh", "-c", HELD_OPEN + "printf result")
     held = [tmp_path / "plain", tmp_path / "tagged"]
-    plain, tagged = run_together((*command, held[0]), ("--tag-output", *command, held[1]))
+    commands = (*command, held[0]), ("--tag-output", *command, held[1])
+    plain, tagged = run_together(*commands, command=IMPATIENT)
     for each in held:
         assert_outlived_by_holder(each)
     assert (plain.stdout, tagged.stdout) == ("result", "[0] result\n")
