@@ -18,15 +18,14 @@
 namespace pycollective {
 namespace {
 
-// How long a blocked thread keeps its core. If each rank has a core, that pays for about a time
-// slice of Linux: who yields beside a busy process waits as long for its core, and a peer that was
-// interrupted comes back within it. If the awaited rank needs this very core, the spin costs 25
-// times the whole call.
+// How long a blocked thread keeps its core. If each rank has a core, it looks on, and then sleeps:
+// who yields beside a busy process waits a whole time slice for its core, and who looks on for one,
+// because a peer was interrupted, is interrupted when that one comes back. Who sleeps comes back
+// with it. If the awaited rank needs this very core, to look on costs 25 times the whole call.
 constexpr int kSpinsWithCores = 2000;
-constexpr std::chrono::milliseconds kLookFor{5};
 constexpr int kSpinsCrowded = 20;
 constexpr int kPollsCrowded = 2;  // a look at a link costs as much as ten at a flag
-constexpr std::chrono::microseconds kCallerYieldFor{500};
+constexpr std::chrono::microseconds kAwakeFor{500};
 // Shorter if the threads that bring a message and wake this one, or the sending rank, need that
 // core.
 constexpr std::chrono::microseconds kYieldBeforeWake{50};
@@ -383,8 +382,8 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
   const int most_spins = cheap                                  ? kSpinsWithCores
                          : operation.must_poll() && !link_wakes ? kPollsCrowded
                                                                 : kSpinsCrowded;
-  auto yield_for = link_wakes ? kYieldBeforeWake : kCallerYieldFor;
-  if (link_wakes && !group_->may_spin()) yield_for = kYieldCrowded;
+  auto awake_for = link_wakes ? kYieldBeforeWake : kAwakeFor;
+  if (link_wakes && !group_->may_spin()) awake_for = kYieldCrowded;
   int spins = 0;
   bool shares = false;  // its core with a member
   Clock::time_point waits_from;
@@ -415,9 +414,8 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
     const Clock::time_point now = Clock::now();
     if (waits_from == Clock::time_point{}) waits_from = now;
     if (time != nullptr && time->is_over(now)) return false;
-    const bool yields = !cheap || shares;
-    if (now < waits_from + (yields ? std::chrono::nanoseconds(yield_for) : kLookFor)) {
-      if (yields)
+    if (now < waits_from + awake_for) {
+      if (!cheap || shares)
         sched_yield();
       else
         relax_core();

@@ -145,27 +145,6 @@ void who_meets_a_peer_on_its_core_moves(int one, int other) {
   CHECK(apart >= 6);
 }
 
-// On a core of its own a thread looks on, for as long as a peer that was interrupted needs.
-void who_has_a_core_looks_on(int one, int other) {
-  constexpr int kCalls = 40;
-  const ThreadGroup group(2);
-  long fewest = kCalls;
-  for (int round = 0; round < 3; ++round) {
-    group.run([&](int r) {
-      stay_on({r == 0 ? one : other});
-      std::vector<float> x(10, 1.0F);
-      const long before = spent().ru_nvcsw;
-      for (int i = 0; i < kCalls; ++i) {
-        if (r == 1) std::this_thread::sleep_for(milliseconds(2));
-        group[r]->run(all_reduce(x), {});
-      }
-      if (r == 0) fewest = std::min(fewest, spent().ru_nvcsw - before);
-    });
-  }
-  std::printf("slept %ld times in %d waits\n", fewest, kCalls);
-  CHECK(fewest < kCalls / 2);
-}
-
 }  // namespace
 
 int main() {
@@ -178,6 +157,5 @@ int main() {
   std::thread([&] { a_move_leaves_the_mask_as_it_was(cores[0], cores[1]); }).join();
   who_shares_a_core_gives_it_away(cores[0]);
   who_meets_a_peer_on_its_core_moves(cores[0], cores[1]);
-  who_has_a_core_looks_on(cores[0], cores[1]);
   std::puts("cores: passed");
 }
