@@ -364,10 +364,7 @@ std::shared_ptr<Pending> Communicator::add_pending(std::unique_lock<std::mutex>&
 bool Communicator::is_quick(const Request& request) const {
   constexpr std::size_t kMostBytes = std::size_t{32} << 10;
   const std::size_t each = size_of(request.dtype) * static_cast<std::size_t>(size());
-  // More is copied by system calls.
-  const bool loads = reduces(request.kind) ||
-                     request.count * size_of(request.dtype) <= SingleCopy::kMostInSmallBuffer;
-  return request.count <= kMostBytes && request.count * each <= kMostBytes && loads &&
+  return request.count <= kMostBytes && request.count * each <= kMostBytes &&
          request.counts.empty() && !is_pair(request.kind) && !request.all_to_all_v &&
          !request.program && request.location.on_host() && !device_ &&
          group_->messenger() == nullptr && !plans_->chooses();

@@ -368,15 +368,15 @@ void a_call_says_that_it_is_about_to_wait() {
   alone[0]->run(testing::all_reduce(large), {}, [&] { works_long = true; });
   CHECK(works_long);
   // One that may copy by system calls.
-  std::vector<float> y(3000);
+  std::vector<float> y(9000);
   Request moves = testing::all_reduce(y);
   moves.kind = OpKind::kAllGather;
   moves.input = large.data();
-  for (const std::size_t count : {std::size_t{2000}, std::size_t{3000}}) {
+  for (const std::size_t count : {std::size_t{8000}, std::size_t{9000}}) {
     moves.count = count;
     works_long = false;
     alone[0]->run(moves, {}, [&] { works_long = true; });
-    CHECK(works_long == (count == 3000));
+    CHECK(works_long == (count == 9000));
   }
 }
 

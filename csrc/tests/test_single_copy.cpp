@@ -401,14 +401,14 @@ void inputs_of_every_place() {
 // Where the last rank calls, nothing is left to a thread of the library.
 void a_small_message_ends_with_the_last_call() {
   const ThreadGroup group(2);
-  std::vector<float> x(8000, 1.0F);
-  std::vector<float> y(8000);
-  std::vector<float> z(8000);
+  std::vector<float> x(16000, 1.0F);
+  std::vector<float> y(16000);
+  std::vector<float> z(16000);
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kBroadcast, OpKind::kAllToAll}) {
     Request request;
     request.kind = kind;
     request.dtype = Dtype::kFloat32;
-    request.count = 4000;
+    request.count = kind == OpKind::kAllToAll ? 4000 : 8000;
     request.input = x.data();
     request.output = y.data();
     const auto first = group[1]->submit(request, nullptr);

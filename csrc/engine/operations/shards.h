@@ -21,7 +21,7 @@ namespace pycollective {
 // A copy into an output of which each rank's shard has so many bytes: past the caches where they
 // would not hold it, which leaves more of the memory's bandwidth.
 inline void copy_out(void* to, const void* from, std::size_t bytes, std::size_t shard) {
-  constexpr std::size_t kLeastStreamed = std::size_t{24} << 20;
+  constexpr std::size_t kLeastStreamed = std::size_t{8} << 20;
   if (shard < kLeastStreamed || to == from) return copy_bytes(to, from, bytes);
   copy_streaming(to, from, bytes);
   finish_stores();

@@ -32,11 +32,9 @@ namespace pycollective {
 class SingleCopy final : public Operation {
  public:
   // Inputs of up to so many bytes a rank are copied into small buffers if they are no shared
-  // arrays: of more, a system call costs less than a second copy.
-  static constexpr std::size_t kMostInSmallBuffer = std::size_t{8} << 10;
-  // Of asynchronous calls: without a wait at the end they end on the caller's thread, which saves
-  // more than the copy costs.
-  static constexpr std::size_t kMostAsynchronous = std::size_t{16} << 10;
+  // arrays: of more, a system call costs less than a second copy. Such a call needs no wait at the
+  // end, so an asynchronous one ends on the caller's thread.
+  static constexpr std::size_t kMostInSmallBuffer = std::size_t{32} << 10;
 
   // Whether this path serves the request. Depends only on what all ranks agree on.
   static bool fits(const Group& group, const Request& request);
@@ -45,10 +43,7 @@ class SingleCopy final : public Operation {
 
   void start() override;
   State advance() override;
-  bool is_short() const override {
-    return shards_.longest() * element_ <=
-           (task_.asynchronous ? kMostAsynchronous : kMostInSmallBuffer);
-  }
+  bool is_short() const override { return shards_.longest() * element_ <= kMostInSmallBuffer; }
   bool finished_by(Member member) const override;
   void compare_calls() const override { arrival_.compare_arrived(); }
   bool called_by(Member member) const override { return arrival_.arrived(member); }
