@@ -32,8 +32,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/internode/link.h"
 #include "engine/call_signature.h"
+#include "engine/internode/link.h"
 
 namespace pycollective {
 
