@@ -40,6 +40,7 @@ comm.close()
 """
 
 
+@pytest.mark.alone  # what else runs would take the core as well
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one core")
 @pytest.mark.parametrize("name", ["run", *NAMES])
 def test_a_rank_that_is_pinned_keeps_its_core(name, tmp_path):
