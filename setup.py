@@ -54,7 +54,7 @@ if platform.machine() in ("x86_64", "AMD64"):
 HOT_SOURCES = [
     *("bindings/collective_methods.cpp", "bindings/call.cpp", "bindings/array_view.cpp"),
     *("engine/validate.cpp", "engine/communicator.cpp", "engine/operations/arrival.cpp"),
-    *("engine/operations/one_shot.cpp", "engine/group.cpp"),
+    *("engine/call_signature.cpp", "engine/operations/one_shot.cpp", "engine/group.cpp"),
     *("kernels/dispatch.cpp", "kernels/reduce_avx512.cpp", "kernels/reduce_avx2.cpp"),
 ]
 

@@ -95,8 +95,8 @@ def shared_by(ranks: int, cores: int) -> str:
 def shared_here() -> str:
     """Return that sentence for the ranks of this launch on this host, outside one for two ranks.
 
-    Launchers pin ranks, so their cores are this rank's and those of the process that started it.
-    Where that may use more than the ranks do, nothing is said.
+    Launchers may pin ranks, so their cores are this rank's and those of the process that started
+    it. Where that may use more than the ranks do, nothing is said.
     """
     cores = os.sched_getaffinity(0)
     told = [os.environ.get(name, "") for name in _RANKS_HERE]

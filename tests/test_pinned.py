@@ -1,4 +1,4 @@
-"""Ranks that have a core each, as mpiexec and srun pin them, keep it while they wait."""
+"""Ranks that have a core each keep it for half a millisecond of a wait."""
 
 from __future__ import annotations
 

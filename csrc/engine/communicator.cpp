@@ -18,11 +18,11 @@
 namespace pycollective {
 namespace {
 
-// How long a blocked thread keeps its core. If each rank has a core, it looks on, and then sleeps:
-// who yields beside a busy process waits a whole time slice for its core, and who looks on for one,
-// because a peer was interrupted, is interrupted when that one comes back. Who sleeps comes back
-// with it. If the awaited rank needs this very core, to look on costs 25 times the whole call.
-constexpr int kSpinsWithCores = 2000;
+// How a blocked thread waits. Where each rank has a core, it spins without yielding: a thread that
+// yields beside a busy process gets its core back a whole time slice later. After kAwakeFor it
+// sleeps: a spinning thread has used up its slice when its peer comes back, a sleeping one has not.
+// Where the awaited rank needs this very core, spinning costs 25 times the whole call.
+constexpr int kSpinsWithCores = 2000;  // before it reads the clock
 constexpr int kSpinsCrowded = 20;
 constexpr int kPollsCrowded = 2;  // a look at a link costs as much as ten at a flag
 constexpr std::chrono::microseconds kAwakeFor{500};
@@ -363,6 +363,7 @@ std::shared_ptr<Pending> Communicator::add_pending(std::unique_lock<std::mutex>&
 
 bool Communicator::is_quick(const Request& request) const {
   constexpr std::size_t kMostBytes = std::size_t{32} << 10;
+  static_assert(kMostBytes <= SingleCopy::kMostInSmallBuffer, "more is copied by system calls");
   const std::size_t each = size_of(request.dtype) * static_cast<std::size_t>(size());
   return request.count <= kMostBytes && request.count * each <= kMostBytes &&
          request.counts.empty() && !is_pair(request.kind) && !request.all_to_all_v &&
@@ -382,7 +383,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
   auto awake_for = link_wakes ? kYieldBeforeWake : kAwakeFor;
   if (link_wakes && !group_->may_spin()) awake_for = kYieldCrowded;
   int spins = 0;
-  bool shares = false;  // its core with a member
+  bool shares_core = false;
   Clock::time_point waits_from;
   group_->publish_core();
   for (;;) {
@@ -395,16 +396,16 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
       continue;
     }
     if (spins == 0) {
-      shares = false;
+      shares_core = false;
       waits_from = {};
     }
     if (++spins == kSpinsCrowded && about_to_wait != nullptr) (*about_to_wait)();  // after 1 us
     if (cheap && spins % kSpinsCrowded == 0) {
       group_->publish_core();
-      shares = group_->shares_core();
-      if (spins == kSpinsCrowded) group_->met_on_core(shares);
+      shares_core = group_->shares_core();
+      if (spins == kSpinsCrowded) group_->note_shared_core(shares_core);
     }
-    if (spins <= most_spins && !shares) {
+    if (spins <= most_spins && !shares_core) {
       relax_core();
       continue;
     }
@@ -412,7 +413,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
     if (waits_from == Clock::time_point{}) waits_from = now;
     if (time != nullptr && time->is_over(now)) return false;
     if (now < waits_from + awake_for) {
-      if (!cheap || shares)
+      if (!cheap || shares_core)
         sched_yield();
       else
         relax_core();

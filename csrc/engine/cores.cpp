@@ -6,7 +6,7 @@
 
 namespace pycollective {
 
-std::optional<cpu_set_t> cores_of(pid_t pid) {
+std::optional<cpu_set_t> allowed_cores(pid_t pid) {
   cpu_set_t cores;
   if (sched_getaffinity(pid, sizeof(cores), &cores) != 0) return std::nullopt;
   return cores;
@@ -43,7 +43,7 @@ bool each_has_a_core(std::vector<cpu_set_t> allowed, int more) {
 }
 
 bool move_off(const cpu_set_t& taken) {
-  const std::optional<cpu_set_t> allowed = cores_of(0);
+  const std::optional<cpu_set_t> allowed = allowed_cores(0);
   if (!allowed) return false;
   cpu_set_t elsewhere;
   CPU_AND(&elsewhere, &*allowed, &taken);

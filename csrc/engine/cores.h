@@ -9,9 +9,9 @@
 
 namespace pycollective {
 
-// Where a thread of that process may run: the main one, or for pid 0 the calling one. Nothing where
-// Linux does not tell: the process has ended, or there are more cores than a cpu_set_t counts.
-std::optional<cpu_set_t> cores_of(pid_t pid);
+// Where a thread of that process may run: the main one, or for pid 0 the calling one. Empty where
+// Linux does not say: the process has ended, or there are more cores than a cpu_set_t counts.
+std::optional<cpu_set_t> allowed_cores(pid_t pid);
 
 // Whether each rank can have a core to itself. `more`: ranks of which only this is known, that they
 // may run where those of `allowed` may.

@@ -21,14 +21,14 @@ namespace pycollective {
 namespace {
 
 // A thread moves once it has met others on its core in so many waits in a row.
-constexpr int kMeetings = 2;
+constexpr int kSharedWaits = 2;
 
 std::uint32_t current_core() { return static_cast<std::uint32_t>(sched_getcpu() + 1); }
 
 bool ranks_have_cores(const Node& node, int ranks) {
   std::vector<cpu_set_t> allowed;
   for (const pid_t pid : node.processes())
-    if (const auto cores = cores_of(pid)) allowed.push_back(*cores);
+    if (const auto cores = allowed_cores(pid)) allowed.push_back(*cores);
   return each_has_a_core(allowed, std::max(ranks - static_cast<int>(allowed.size()), 0));
 }
 
@@ -145,13 +145,14 @@ bool Group::shares_core() const {
   return false;
 }
 
-void Group::met_on_core(bool shared) {
+void Group::note_shared_core(bool shared) {
   if (!shared) {
-    meetings_.store(0, std::memory_order_relaxed);
+    shared_waits_.store(0, std::memory_order_relaxed);
     return;
   }
-  if (!may_move_ || meetings_.fetch_add(1, std::memory_order_relaxed) + 1 < kMeetings) return;
-  meetings_.store(0, std::memory_order_relaxed);
+  if (!may_move_ || shared_waits_.fetch_add(1, std::memory_order_relaxed) + 1 < kSharedWaits)
+    return;
+  shared_waits_.store(0, std::memory_order_relaxed);
   cpu_set_t taken;
   CPU_ZERO(&taken);
   for (const Member each : members()) {

@@ -177,7 +177,7 @@ class Group {
   bool shares_core() const;
   // Called once in a wait, with what shares_core() said. A thread that meets members on its core in
   // several waits moves to a core that is nobody's, where its mask has one.
-  void met_on_core(bool shared);
+  void note_shared_core(bool shared);
 
  private:
   friend struct testing::Inside;
@@ -206,7 +206,7 @@ class Group {
   std::size_t channel_buffer_bytes_ = 0;
   bool may_spin_ = false;
   const bool may_move_;
-  std::atomic<int> meetings_{0};  // waits in a row
+  std::atomic<int> shared_waits_{0};  // waits in a row
   StoreChooser stores_;
   Reading reading_ = Reading::kUnknown;
   std::atomic<bool> left_{false};

@@ -181,7 +181,7 @@ struct Mailbox {
   std::uint64_t members;
   std::uint64_t data_bytes;
   // Where the thread was that last drove an operation of the owner: a core's number plus 1, or 0.
-  // Written only when it changes, so that the line stays shared.
+  // Written only when it changes, as seldom as the words above, so that peers keep the line.
   std::atomic<std::uint32_t> core;
   alignas(kLine) char report[1024];  // the message of a failure that the owner reports
 };

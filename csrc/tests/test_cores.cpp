@@ -64,7 +64,7 @@ void ranks_have_cores_by_the_masks_of_all() {
 
 std::vector<int> own_cores() {
   std::vector<int> found;
-  const std::optional<cpu_set_t> set = cores_of(0);
+  const std::optional<cpu_set_t> set = allowed_cores(0);
   CHECK(set);
   for (int core = 0; core < CPU_SETSIZE; ++core)
     if (CPU_ISSET(core, &*set)) found.push_back(core);
@@ -98,7 +98,7 @@ milliseconds cpu_time(const rusage& spent) {
   return milliseconds(of(spent.ru_utime) + of(spent.ru_stime));
 }
 
-// Each looks a time slice long where it does not know that the other needs its core.
+// Each spins for half a millisecond where it does not know that the other needs its core.
 void who_shares_a_core_gives_it_away(int core) {
   constexpr int kCalls = 200;
   const ThreadGroup group(2);

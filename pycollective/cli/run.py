@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
     wrote it to. Rank 0 has the standard input, a terminal too, so that breakpoint()
     works there. That of the other ranks is empty.
 
-    --pin binds ranks as mpiexec does: a rank, its threads and what it starts stay
-    on one core. More ranks than cores are refused. Two jobs would get the same
+    --pin binds ranks as mpiexec -bind-to core does: a rank, its threads and what
+    it starts stay on one core. More ranks than cores are refused. Two jobs would get the same
     cores: start the second under `taskset -c` with others. Leave --pin out where
     ranks compute with several threads, as with torch.
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from .cost import COUNTED_RANKS
 from .schedule import Schedule
-from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Step, Type
+from .steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Step, Type
 
 IN_INPUT, IN_OUTPUT, IN_NODE, IN_ITEM = range(4)
 # Within a step number: as `steps.py` has it.
@@ -87,24 +87,14 @@ def copies_first(schedule: Schedule) -> bool:
     return schedule.operation.pieces == "pairs"
 
 
-def lay_out(
-    schedule: Schedule,
-    rank: int,
-    lowered: Iterable[tuple[int, RankSteps]] | None = None,
-) -> Layout:
-    """A rank's layout.
-
-    Args:
-        schedule: the schedule.
-        rank: the rank.
-        lowered: its steps, by shard; made here unless given.
-    """
+def lay_out(schedule: Schedule, rank: int) -> Layout:
+    """A rank's layout."""
     host_of = schedule.topology.host_of
     host = host_of[rank]
     copy_inputs = copies_first(schedule)
     types: dict[int, list[Type]] = {}
     steps: list[tuple[int, Step]] = []
-    for shard, own_steps in schedule.lowered_for(rank) if lowered is None else lowered:
+    for shard, own_steps in schedule.lowered_for(rank):
         types[shard] = own_steps.types
         steps += [(shard, step) for step in own_steps.steps]
     # Each begins with another shard, so that they do not all want the same one's owner.

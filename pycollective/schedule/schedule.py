@@ -41,11 +41,11 @@ class Schedule:
         return {
             rank: steps
             for rank in range(self.topology.ranks)
-            if (steps := self.steps(shard, rank)) is not None
+            if (steps := self.steps_of(shard, rank)) is not None
         }
 
-    def steps(self, shard: int, rank: int) -> RankSteps | None:
-        """Those of a rank for a shard, without looking at the others; None if it has none."""
+    def steps_of(self, shard: int, rank: int) -> RankSteps | None:
+        """The steps of a rank for a shard, without looking at the others; None if it has none."""
         n, root = self.topology.ranks, self.root
         own = self.algorithm.transfers[self.operation.name](self.topology, shard, root, rank)
         return lower(self.operation, shard, n, root, rank, own, self.deal)
@@ -61,7 +61,7 @@ class Schedule:
         if self.operation.pieces == "pairs":  # its row and its column
             shards = sorted({*range(rank * n, rank * n + n), *range(rank, n * n, n)})
         for shard in shards:
-            steps = self.steps(shard, rank)
+            steps = self.steps_of(shard, rank)
             if steps is not None:
                 yield shard, steps
 

@@ -100,7 +100,7 @@ def test_the_transfers_may_come_in_any_order(
         transfers = schedule.algorithm.transfers[operation](topology, shard, 0, rank)
         shuffler.shuffle(transfers)
         own = lower(schedule.operation, shard, n, 0, rank, transfers)
-        assert own == schedule.steps(shard, rank)
+        assert own == schedule.steps_of(shard, rank)
 
 
 @settings(max_examples=150, deadline=None)

@@ -86,7 +86,7 @@ def prove(schedule: Schedule, shard: int) -> None:
 
 @pytest.mark.parametrize(("operation", "name"), KINDS)
 @pytest.mark.parametrize("n", [*range(1, 9), 11])
-def test_what_each_rank_finds_out_alone_fits(operation: str, name: str, n: int) -> None:
+def test_what_each_rank_lowers_alone_fits(operation: str, name: str, n: int) -> None:
     for schedule in schedules(operation, name, n):
         check(schedule)
 
