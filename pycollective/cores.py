@@ -61,13 +61,23 @@ def cores_of(ranks: int) -> list[int]:
 def cores_together(communicator: Any) -> list[int]:
     """Return each rank's core, on all ranks; every rank must call it.
 
-    A rank that a launcher has pinned has its own, others theirs of `cores_of`. Numbers that only
-    other hosts have are left out.
+    A rank that a launcher has pinned has its own, others theirs of `cores_of`. Cores that this
+    process may not use are left out, such as those that only other hosts have.
     """
     own = np.array([cores_of(communicator.size)[communicator.rank]], np.int64)
     every = np.empty(communicator.size, np.int64)
     communicator.all_gather(every, own)
-    return [core for core in every.tolist() if core < (os.cpu_count() or 1)]
+    return [core for core in every.tolist() if _may_use(core)]
+
+
+def _may_use(core: int) -> bool:
+    mask = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {core})
+    except OSError:
+        return False
+    os.sched_setaffinity(0, mask)
+    return True
 
 
 def one_each(ranks: int) -> list[int]:

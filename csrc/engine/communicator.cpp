@@ -383,7 +383,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
   auto awake_for = link_wakes ? kYieldBeforeWake : kAwakeFor;
   if (link_wakes && !group_->may_spin()) awake_for = kYieldCrowded;
   int spins = 0;
-  bool shares_core = false;
+  bool shares_core = false, noted = false;
   Clock::time_point waits_from;
   group_->publish_core();
   for (;;) {
@@ -403,7 +403,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
     if (cheap && spins % kSpinsCrowded == 0) {
       group_->publish_core();
       shares_core = group_->shares_core();
-      if (spins == kSpinsCrowded) group_->note_shared_core(shares_core);
+      if (!std::exchange(noted, true)) group_->note_shared_core(shares_core);
     }
     if (spins <= most_spins && !shares_core) {
       relax_core();
@@ -413,7 +413,8 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
     if (waits_from == Clock::time_point{}) waits_from = now;
     if (time != nullptr && time->is_over(now)) return false;
     if (now < waits_from + awake_for) {
-      if (!cheap || shares_core)
+      const bool own_threads = group_->has_one_core() && progress_->awake();
+      if (!cheap || shares_core || own_threads)
         sched_yield();
       else
         relax_core();
@@ -489,7 +490,6 @@ State Communicator::poll(bool look) {
 
 State Communicator::drive_each(bool look, bool& awaits_device) {
   State result = State::kDone;
-  group_->publish_core();
   Queue* queue = nullptr;
   std::optional<Sight> sight;
   if (look) sight.emplace(*group_);
@@ -505,6 +505,7 @@ State Communicator::drive_each(bool look, bool& awaits_device) {
       queue->driven = true;
       queue->driven_item = item.get();
     }
+    group_->publish_core();  // not before: the group could be closed, and its memory another's
     State state = State::kProgressed;
     const bool ended = act_on_first(*queue, *item, Leftover::kSeenByThisThread, [&] {
       Operation& operation = item->start();

@@ -1,6 +1,7 @@
 #include "engine/cores.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <utility>
 
@@ -50,7 +51,17 @@ bool move_off(const cpu_set_t& taken) {
   CPU_XOR(&elsewhere, &*allowed, &elsewhere);
   if (CPU_COUNT(&elsewhere) == 0 || sched_setaffinity(0, sizeof(elsewhere), &elsewhere) != 0)
     return false;
-  sched_setaffinity(0, sizeof(*allowed), &*allowed);
+  // Back to no mask of its own, if it had none: one that is set stays when a cpuset grows.
+  cpu_set_t all;
+  std::memset(&all, 0xff, sizeof(all));
+  const auto may_run = [](const cpu_set_t& cores) {
+    return sched_setaffinity(0, sizeof(cores), &cores) == 0;
+  };
+  if (may_run(all)) {
+    const std::optional<cpu_set_t> now = allowed_cores(0);
+    if (now && CPU_EQUAL(&*now, &*allowed)) return true;
+  }
+  if (!may_run(*allowed)) may_run(all);
   return true;
 }
 

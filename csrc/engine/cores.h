@@ -18,7 +18,7 @@ std::optional<cpu_set_t> allowed_cores(pid_t pid);
 bool each_has_a_core(std::vector<cpu_set_t> allowed, int more);
 
 // Moves the calling thread to a core that is none of `taken`, where it may run. Returns false where
-// there is none. It may run where it could before: its mask is narrow only meanwhile.
+// there is none. Afterwards it may run where it could before.
 bool move_off(const cpu_set_t& taken);
 
 }  // namespace pycollective

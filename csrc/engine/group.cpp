@@ -20,7 +20,7 @@
 namespace pycollective {
 namespace {
 
-// A thread moves once it has met others on its core in so many waits in a row.
+// A thread moves once it has found others on its core in so many calls in a row.
 constexpr int kSharedWaits = 2;
 
 std::uint32_t current_core() { return static_cast<std::uint32_t>(sched_getcpu() + 1); }
@@ -92,6 +92,8 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
     members_.push_back(std::move(peer));
   }
   may_spin_ = ranks_have_cores(*node_, std::max(size_, world_.on_machine));
+  const auto own_cores = allowed_cores(0);
+  has_one_core_ = own_cores && CPU_COUNT(&*own_cores) == 1;
   if (world_.link) {
     std::vector<int> others;
     for (int rank = 0; rank < world_.size; ++rank)

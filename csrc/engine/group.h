@@ -170,13 +170,15 @@ class Group {
   // Whether each rank of the machine may have a core to itself, so that a waiting thread may keep
   // its own a while.
   bool may_spin() const { return may_spin_; }
+  // Whether this rank's own threads share one core.
+  bool has_one_core() const { return has_one_core_; }
   // Tells the members where this thread runs, which drives an operation.
   void publish_core();
   // Whether this thread runs where a member ran last that is not asleep: that one may need this
   // very core.
   bool shares_core() const;
-  // Called once in a wait, with what shares_core() said. A thread that meets members on its core in
-  // several waits moves to a core that is nobody's, where its mask has one.
+  // Called once in a call that waits, with what shares_core() said. A thread that finds members on
+  // its core in several calls moves to a core that is nobody's, where its mask has one.
   void note_shared_core(bool shared);
 
  private:
@@ -205,8 +207,9 @@ class Group {
   std::vector<std::size_t> channel_buffers_;
   std::size_t channel_buffer_bytes_ = 0;
   bool may_spin_ = false;
+  bool has_one_core_ = false;
   const bool may_move_;
-  std::atomic<int> shared_waits_{0};  // waits in a row
+  std::atomic<int> shared_waits_{0};  // calls in a row
   StoreChooser stores_;
   Reading reading_ = Reading::kUnknown;
   std::atomic<bool> left_{false};

@@ -85,6 +85,8 @@ void Progress::stop() {
 
 bool Progress::runs() const { return state_->started && !state_->stop; }
 
+bool Progress::awake() const { return runs() && !state_->asleep; }
+
 void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
   {
     const std::lock_guard lock(state_->mutex);

@@ -27,6 +27,8 @@ class Progress {
 
   // Whether the thread runs.
   bool runs() const;
+  // Whether its thread looks for something to do, or does it.
+  bool awake() const;
 
   // The order in which all communicators launch on GPUs.
   const std::shared_ptr<LaunchOrder>& launch_order() const { return launch_order_; }
