@@ -65,9 +65,9 @@ def run(options: argparse.Namespace) -> int:
     works there. That of the other ranks is empty.
 
     --pin binds ranks as mpiexec -bind-to core does: a rank, its threads and what
-    it starts stay on one core. More ranks than cores are refused. Two jobs would get the same
-    cores: start the second under `taskset -c` with others. Leave --pin out where
-    ranks compute with several threads, as with torch.
+    it starts stay on one core. More ranks than cores are refused. Two jobs would
+    get the same cores: start the second under `taskset -c` with others. Leave
+    --pin out where ranks compute with several threads, as with torch.
 
     Exit status: that of the rank that failed first, or 128 and its signal's number;
     2: there is no such program.
