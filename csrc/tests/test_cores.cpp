@@ -111,7 +111,8 @@ void who_shares_a_core_gives_it_away(int core) {
     for (int i = 0; i < kCalls; ++i) group[r]->run(all_reduce(x), {});
     took += (cpu_time(spent()) - before).count();
   });
-  CHECK(took < kCalls);  // a millisecond for each, of both
+  std::printf("took %ld ms of CPU\n", took.load());
+  CHECK(took < kCalls / 5);  // 0.2 ms for each, of both
 }
 
 // Returns whether the threads came apart within some calls.
