@@ -235,7 +235,8 @@ def main() -> None:
         )
     steps += checks(given.small)
     outcomes += run_all(steps[len(outcomes) :], missing, end)
-    print("\n".join(table(steps, outcomes, is_real=not machine["stand-in"])))
+    shows = [step.shows for step in steps]
+    print("\n".join(table(shows, outcomes, is_real=not machine["stand-in"])))
     if "driver" not in missing:
         given.out.mkdir(parents=True, exist_ok=True)
         record = {"schema": SCHEMA, "machine": machine, "steps": [asdict(o) for o in outcomes]}

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from benchmarks.gpu.steps import Step
+from typing import Any
 
 Measured = dict[str, Any]
 
@@ -254,16 +251,16 @@ def row(shown: Shown, is_real: bool) -> str:
     return f"{label} {value}".rstrip()
 
 
-def table(steps: Sequence[Step], outcomes: Sequence[Outcome], is_real: bool = True) -> list[str]:
-    """Its lines; the last count outcomes and targets."""
+def table(shows: Sequence[Shows], outcomes: Sequence[Outcome], is_real: bool = True) -> list[str]:
+    """Its lines; the last count outcomes and targets. `shows` has what each step's rows are."""
     title = f"{'value':>{_VALUE}} {'unit':{_UNIT}} target"
     lines = [f"{'step':{_LABEL}} {title}"]
     targets: list[bool] = []
-    for step, each in zip(steps, outcomes, strict=True):
+    for show, each in zip(shows, outcomes, strict=True):
         how = each.outcome if each.outcome == "not run" else f"{each.outcome}, {each.seconds:.1f} s"
         lines.append(f"{each.name:{_LABEL}} {how}{': ' if each.reason else ''}{each.reason}")
         # What a failed step has not come to measure it does not show.
-        rows = step.shows(each.measured) if each.measured else []
+        rows = show(each.measured) if each.measured else []
         lines += [row(shown, is_real) for shown in rows]
         lines += [f"    | {line}" for line in each.said[-_SAID:]]
         targets += [shown.met for shown in rows if shown.met is not None]
