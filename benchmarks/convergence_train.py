@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.demo_train import Digits, Network
+from benchmarks.digits import Digits, Network
 from benchmarks.gradients import Gpt, Size, batch_of, corpus, loss_of
 from pycollective import torch as pct
 

@@ -27,13 +27,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.digits import SEED, Digits, Network
+from benchmarks.leaf_training import train, train_by_gloo
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_SEED = 0
-_TEST_IMAGES = 360
 LEAVES = 12  # micro-batches of a step, where ranks share them
 _PR_SET_PDEATHSIG = 1
 
@@ -116,63 +116,11 @@ class Result:
         return cls(**{**data, "configuration": Configuration(**data["configuration"])})
 
 
-class Network(nn.Module):
-    """Three convolutions and two linear layers for 8 x 8 images: 226,570 parameters.
-
-    Computes in fp32 whatever the dtype of its parameters, because not every CPU has fast bf16
-    arithmetic. A bf16 parameter's gradient is rounded to bf16, and so it is what DDP sends.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU()),
-            *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10)),
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(batch, 1, 8, 8) to (batch, 10) logits, both fp32."""
-        weights = {name: weight.float() for name, weight in self.layers.named_parameters()}
-        return torch.func.functional_call(self.layers, weights, images)
-
-
-@dataclass(frozen=True)
-class Digits:
-    """The data: scikit-learn's 1,797 scanned digits, split once and for all."""
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-
-    @classmethod
-    def load(cls) -> Digits:
-        """Read them from scikit-learn's own files (no download); fp32 pixels from 0 to 1."""
-        pixels, labels = load_digits(return_X_y=True)
-        images = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SEED))
-        test, train = order[:_TEST_IMAGES], order[_TEST_IMAGES:]
-        targets = torch.from_numpy(labels)
-        return cls(images[train], targets[train], images[test], targets[test])
-
-    def batch(self, step: int, rank: int, settings: Settings) -> tuple[Tensor, Tensor]:
-        """This rank's part of the batch of `step`: every epoch in a new, fixed order."""
-        size = settings.rank_batch * settings.ranks
-        epoch, index = divmod(step, len(self.train_labels) // size)
-        generator = torch.Generator().manual_seed(_SEED + 1 + epoch)
-        order = torch.randperm(len(self.train_labels), generator=generator)
-        start = index * size + rank * settings.rank_batch
-        chosen = order[start : start + settings.rank_batch]
-        return self.train_images[chosen], self.train_labels[chosen]
-
-
 class Trainer:
     """A replica under DDP, with float32 master weights whatever the gradients' dtype."""
 
     def __init__(self, configuration: Configuration) -> None:
-        torch.manual_seed(_SEED)
+        torch.manual_seed(SEED)
         self.network = Network()
         # The optimizer works on these; the network's own parameters are their copy, rounded to
         # its dtype. Training in bf16 without them would lose most updates to rounding.
@@ -254,8 +202,6 @@ def run_counts(rank: int, settings: Settings, folder: Path) -> None:
 
     It has the digests of the ranks' final weights, by backend and the number of ranks.
     """
-    from benchmarks.leaf_training import train, train_by_gloo
-
     found: dict[str, dict[int, list[str]]] = {}
     with _on_a_rank(rank):
         for backend, way in (("pycollective", train), ("gloo", train_by_gloo)):
@@ -314,7 +260,7 @@ def _train(rank: int, settings: Settings, configuration: Configuration) -> Resul
     trainer = Trainer(configuration)
     losses, times = [], []
     for step in range(settings.steps):
-        images, labels = digits.batch(step, rank, settings)
+        images, labels = digits.batch(step, rank, settings.ranks, settings.rank_batch)
         started = time.perf_counter()
         losses.append(trainer.step(images, labels))
         times.append(time.perf_counter() - started)
@@ -340,7 +286,7 @@ def _exposed_communication(
     trainer: Trainer, digits: Digits, rank: int, settings: Settings
 ) -> float:
     """Seconds a step, by `Result.exposed`; the weights stay as they are."""
-    images, labels = digits.batch(0, rank, settings)
+    images, labels = digits.batch(0, rank, settings.ranks, settings.rank_batch)
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(settings.pairs):
         for synchronised in (True, False):

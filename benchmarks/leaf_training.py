@@ -31,7 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.digits import Digits, Network
 from benchmarks.driver import Benchmark, Record, Run
+from benchmarks.gradients import Gpt, Size, corpus
 
 SEED = 0
 NUMBERS = ("fp32", "bf16", "autocast")
@@ -117,13 +119,9 @@ class Data:
 def data_of(task: str) -> Data:
     """Of a task; read once."""
     if task == "digits":
-        from benchmarks.demo_train import Digits
-
         digits = Digits.load()
         images, labels = digits.train_images, digits.train_labels
         return Data(len(labels), 8, lambda chosen: (images[chosen], labels[chosen]), 3e-3)
-    from benchmarks.gradients import corpus
-
     text = torch.from_numpy(corpus().copy())
 
     def batch(chosen: list[int]) -> tuple[Tensor, Tensor]:
@@ -185,13 +183,7 @@ class Trainer:
 
 
 def _network(task: str) -> nn.Module:
-    if task == "digits":
-        from benchmarks.demo_train import Network
-
-        return Network()
-    from benchmarks.gradients import Gpt, Size
-
-    return Gpt(Size(dropout=0.1))
+    return Network() if task == "digits" else Gpt(Size(dropout=0.1))
 
 
 @dataclass(frozen=True)
