@@ -25,7 +25,6 @@ import statistics
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -33,11 +32,11 @@ from typing import Any
 
 from benchmarks.driver import ROOT, Benchmark, Record, Run
 from benchmarks.mpi_environments import PEERS
+from pycollective.bench import libraries
 from pycollective.bench.group import Group, Launch
 from pycollective.bench.operations import Problem, find_operation
-from pycollective.bench.ranks.__main__ import RankProcess
+from pycollective.bench.ranks.__main__ import RankProcess, main
 from pycollective.bench.ranks.case import Case
-from pycollective.bench.ranks.channel import connect
 from pycollective.cores import in_turn, used_by_others
 
 RANKS = 2
@@ -122,53 +121,19 @@ class BusyRank(RankProcess):
 
 def serve(run: Run) -> None:
     """What each rank runs: it obeys the driver until that says close."""
-    address = run.options["address"]
-    if run.options["library"] == OURS:
-        from pycollective.bench.ranks.library_own import OwnLibrary
-
-        rank = int(os.environ["PYCOLLECTIVE_RANK"])
-        channel = connect(address)
-        channel.send({"rank": rank})
-
-        def request(message: dict[str, Any]) -> dict[str, Any]:
-            channel.send(message)
-            return channel.receive()
-
-        library: Any = OwnLibrary(rank, RANKS, request)
-    else:
-        from pycollective.bench.ranks.library_mpi import MpiLibrary
-
-        library = MpiLibrary()
-        channel = connect(address)
-        channel.send({"rank": library.rank})
-    try:
-        process = BusyRank(library, library.rank, library.ranks)
-        channel.send({"versions": library.versions})
-        while (command := (message := channel.receive()).pop("command")) != "close":
-            channel.send(getattr(process, command)(**message))
-        library.close()
-        channel.send({})
-    except BaseException:
-        # Not through the libraries' exit handlers, which may wait for the other rank.
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    rank = os.environ.get("PYCOLLECTIVE_RANK", "")  # of an MPI's ranks only the MPI knows
+    main([run.options["library"], run.options["address"], rank, str(RANKS)], BusyRank)
 
 
 def launch(library: str, pinned: bool) -> Launch:
     """How its ranks are started, each bound to a core, or free."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("VIRTUAL_ENV", "PYTHONHOME")
-    }
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = libraries.ranks_environment([str(ROOT)])
     environment |= {"PYCOLLECTIVE_WIRE": "raw", "PYCOLLECTIVE_TOPOLOGY": ""}
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if library == OURS:
         options = ["--pin"] if pinned else []
         start = [sys.executable, "-m", "pycollective", "run", "--no-tag-output", *options]
-        python, name = sys.executable, "pycollective run"
+        python, settings, group = sys.executable, ["pycollective run", *options], "own"
     else:
         options = {
             "mpich": ["-bind-to", "core" if pinned else "none"],
@@ -178,10 +143,10 @@ def launch(library: str, pinned: bool) -> Launch:
         programs = ROOT / f".venv-{library}" / "bin"
         environment["PATH"] = f"{programs}{os.pathsep}{environment.get('PATH', '')}"
         start = [str(programs / "mpiexec"), *options]
-        python, name = str(programs / "python"), "mpiexec"
-    program = ["-m", "benchmarks.busy", "--on-a-rank", "none", "--library", library]
+        python, settings, group = str(programs / "python"), ["mpiexec", *options], "mpi"
+    program = ["-m", "benchmarks.busy", "--on-a-rank", "none", "--library", group]
     command = [*start, "-n", str(RANKS), python, *program, "--address", "{address}"]
-    return Launch([command], environment, " ".join([name, *options]))
+    return Launch([command], environment, " ".join(settings))
 
 
 def there() -> list[str]:

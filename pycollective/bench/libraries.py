@@ -121,7 +121,7 @@ def _launch_directly(group: str, ranks: int, topology: str, wire: str, device: s
     own = group.startswith("own")
     if not own and importlib.util.find_spec("torch") is None:
         raise ConfigurationError(f"peer {group!r} needs torch: {INSTALL_TORCH}")
-    environment = _environment([_PACKAGE_PARENT, _RANKS_PARENT])
+    environment = ranks_environment([_PACKAGE_PARENT, _RANKS_PARENT])
     settings = "as it comes"
     if group == "gloo":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
@@ -155,7 +155,7 @@ def _launch_mpi(group: str, ranks: int, environments: Mapping[str, str]) -> Laun
                 f"{MPI_PACKAGES[mpi]} mpi4py numpy; or point --{mpi}-env at one"
             )
     options: list[str] = []
-    environment = _environment([_RANKS_PARENT])
+    environment = ranks_environment([_RANKS_PARENT])
     environment["PATH"] = f"{folder / 'bin'}{os.pathsep}{environment.get('PATH', '')}"
     if mpi == "impi":
         options = ["-genv", "I_MPI_PIN", "off"]
@@ -173,7 +173,7 @@ def _launch_mpi(group: str, ranks: int, environments: Mapping[str, str]) -> Laun
     return Launch([command], environment, " ".join(["mpiexec", *options]))
 
 
-def _environment(python_path: list[str]) -> dict[str, str]:
+def ranks_environment(python_path: list[str]) -> dict[str, str]:
     """Return this process's environment, with `python_path` and without its virtual environment."""
     environment = {
         name: value

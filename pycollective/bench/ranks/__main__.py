@@ -151,14 +151,14 @@ def _open_library(
     return TorchLibrary(name, rank, ranks, request, gpu)
 
 
-def _serve(channel: Channel, library: Library, gpu: Gpu | None) -> None:
+def _serve(channel: Channel, library: Library, gpu: Gpu | None, make: type[RankProcess]) -> None:
     """Obey until the driver says close.
 
     Raises:
         ChannelClosed: the driver has gone.
     """
     buffers = gpu or getattr(library, "buffers", None)
-    process = RankProcess(library, library.rank, library.ranks, buffers)
+    process = make(library, library.rank, library.ranks, buffers)
     channel.send({"versions": library.versions})
     # A collection in the middle of a block would be timed; nothing here makes cycles.
     gc.disable()
@@ -181,12 +181,13 @@ def _tell_failure(channel: Channel, error: Exception) -> None:
         channel.send(failure)
 
 
-def main() -> None:
-    """Serve until the driver closes the channel.
+def main(arguments: list[str] | None = None, make: type[RankProcess] = RankProcess) -> None:
+    """Serve until the driver closes the channel, by a process of class `make`.
 
     An exception travels to the driver with its type and text, and ends the rank.
     """
-    name, address = sys.argv[1:3]
+    arguments = arguments or sys.argv[1:]
+    name, address = arguments[:2]
     library: Library | None = None
     if name == "mpi":
         from .library_mpi import MpiLibrary
@@ -194,7 +195,7 @@ def main() -> None:
         library = MpiLibrary()  # first: only MPI knows which rank this is
         rank, ranks = library.rank, library.ranks
     else:
-        rank, ranks = int(sys.argv[3]), int(sys.argv[4])
+        rank, ranks = map(int, arguments[2:4])
     channel = connect(address)
 
     def request(message: dict[str, Any]) -> dict[str, Any]:
@@ -205,8 +206,8 @@ def main() -> None:
     # gone, or that wait for this one.
     try:
         channel.send({"rank": rank})
-        gpu = _gpu_of(rank) if sys.argv[5:] == ["cuda"] else None
-        _serve(channel, library or _open_library(name, rank, ranks, request, gpu), gpu)
+        gpu = _gpu_of(rank) if arguments[4:] == ["cuda"] else None
+        _serve(channel, library or _open_library(name, rank, ranks, request, gpu), gpu, make)
     except ChannelClosed:
         os._exit(1)
     except Exception as error:
