@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,6 @@ class Run:
     Attributes:
         rounds: how many.
         options: the benchmark's own.
-        flags: those of its flags that were given; the ranks do not see them.
         out: the folder of the results, for what goes beside the file.
     """
 
@@ -46,12 +45,10 @@ class Run:
         module: str,
         rounds: int,
         options: Mapping[str, str],
-        flags: Sequence[str] = (),
         out: Path = RESULTS,
     ) -> None:
         self.rounds = rounds
         self.options = options
-        self.flags = flags
         self.out = out
         self._module = module
 
@@ -142,7 +139,6 @@ class Benchmark:
         rounds: unless ``--rounds`` says otherwise; 0 where it has none.
         options: of the command line, beside, with what they are unless given; and `hidden`, which
             are for the ranks alone.
-        flags: of the command line, beside: names, each with what it does.
         file: name of the file of results, where it is not the module's.
     """
 
@@ -153,7 +149,6 @@ class Benchmark:
     rounds: int = 9
     options: Mapping[str, str] = field(default_factory=dict)
     hidden: Mapping[str, str] = field(default_factory=dict)
-    flags: Mapping[str, str] = field(default_factory=dict)
     file: str = ""
 
     def main(self) -> None:
@@ -168,14 +163,11 @@ class Benchmark:
             parser.add_argument(f"--{name}", default=default)
         for name, default in {"on-a-rank": "", **self.hidden}.items():
             parser.add_argument(f"--{name}", default=default, help=argparse.SUPPRESS)
-        for name, what in self.flags.items():
-            parser.add_argument(f"--{name}", action="store_true", help=what)
         given = vars(parser.parse_args())
         run = Run(
             f"benchmarks.{self.name}",
             given["rounds"],
             {name: given[name.replace("-", "_")] for name in [*self.options, *self.hidden]},
-            [name for name in self.flags if given[name.replace("-", "_")]],
             given["out"],
         )
         if given["on_a_rank"]:

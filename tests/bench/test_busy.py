@@ -149,7 +149,7 @@ def test_the_whole_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     # Pinned too where there are cores enough; on one core both run free.
     enough = len(os.sched_getaffinity(0)) >= busy.RANKS
     monkeypatch.setattr(busy, "launch", lambda name, pinned: launch(name, pinned and enough))
-    run = busy.Run("benchmarks.busy", 1, {}, [], tmp_path)
+    run = busy.Run("benchmarks.busy", 1, {}, tmp_path)
     record = busy.measure(run)
     (case,) = record["cases"]
     assert (case["hogs"], case["wrong"], case["differs"]) == (1, 0, 0)

@@ -9,17 +9,50 @@ import hashlib
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective as pc
-from benchmarks.convergence_train import DigitsLearner, Method, Run, Task, TextLearner
+from benchmarks.digits import Digits, Network
+from benchmarks.gradients import Gpt, Size, batch_of, corpus, loss_of
 
-# Of scikit-learn's digits, by a network of 226,570 parameters; of Python's sources, by a GPT.
-TASKS = {
-    "digits": Task("digits", (0, 0, 0, 0), 0, 8, 0, 0, "sgd", 0.05, 0, 0),
-    "gpt": Task("text", (48, 2, 2, 32), 0, 4, 32, 0, "sgd", 0.05, 0, 1),
-}
+# A model, and the loss of its replica on this rank's part of the next batch.
+Learner = tuple[nn.Module, Callable[[nn.Module, int, int], Tensor]]
+
+
+def digits() -> Learner:
+    """Scikit-learn's digits, by a network of 226,570 parameters; every epoch in a new order."""
+    data, random, order = Digits.load(), np.random.default_rng(1), np.empty(0, np.int64)
+    rows = 8
+
+    def loss(replica: nn.Module, rank: int, ranks: int) -> Tensor:
+        nonlocal order
+        if order.size < rows * ranks:
+            order = random.permutation(len(data.train_labels))
+        chosen = torch.from_numpy(order[rank * rows : (rank + 1) * rows])
+        order = order[rows * ranks :]
+        return F.cross_entropy(replica(data.train_images[chosen]), data.train_labels[chosen])
+
+    return Network(), loss
+
+
+def gpt() -> Learner:
+    """Python's sources, by a byte-level GPT."""
+    text, random = corpus(), np.random.default_rng(1)
+    text = text[: len(text) - len(text) // 10]
+    rows, length = 4, 32
+
+    def loss(replica: nn.Module, rank: int, ranks: int) -> Tensor:
+        batch = batch_of(text, random, ranks * rows, length)
+        return loss_of(replica, batch[rank * rows : (rank + 1) * rows])
+
+    return Gpt(Size(48, 2, 2, length)), loss
+
+
+TASKS = {"digits": digits, "gpt": gpt}
 
 
 def digest(
@@ -42,16 +75,15 @@ def digest(
     """
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    run = Run(TASKS[name], Method("", "dense", {}), 1)
-    learner = DigitsLearner(run) if name == "digits" else TextLearner(run)
-    replica = replicate(learner.model)
-    optimizer = torch.optim.SGD(learner.model.parameters(), run.task.rate, momentum=0.9)
+    model, loss = TASKS[name]()
+    replica = replicate(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     for _ in range(steps):
         optimizer.zero_grad()
-        learner.loss(replica, rank, ranks).backward()
-        average(learner.model)
+        loss(replica, rank, ranks).backward()
+        average(model)
         optimizer.step()
-    weights = b"".join(each.detach().numpy().tobytes() for each in learner.model.parameters())
+    weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
     return hashlib.sha256(weights).hexdigest()
 
 
