@@ -90,7 +90,7 @@ class Settings:
         if self.topology:
             Topology.parse(self.topology, self.ranks)
         if self.iterations < 0 or self.warmup < 0 or self.checks < 0:
-            raise ConfigurationError("-n, -w and -c cannot be negative")
+            raise ConfigurationError("--iterations, -w and -c cannot be negative")
         if self.rounds < 1:
             raise ConfigurationError("--rounds must be at least 1")
 

@@ -122,28 +122,3 @@ def test_beside_each_mpi_and_gloo(operation, tmp_path):
         assert row.wrong == 0 or operation == "all_reduce", row.library
     for mpi in NAMES:
         assert "mpi4py" in record.libraries[mpi]["versions"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["all_reduce", "-d", "fp4"], "unknown dtype 'fp4'"),
-        (["all_reduce", "-b", "12Q"], "'12Q' is not a size"),
-        (["all_reduce", "--peers", "cray"], "unknown peer 'cray'"),
-        (["all_reduce", "--peers", "nccl"], "peer 'nccl' is not measured with --device cpu; there"),
-        (["all_reduce", "--device", "cuda", "--peers", "gloo"], "--device cuda; there are nccl"),
-        (["all_reduce", "--device", "tpu"], "unknown device 'tpu'; there are cpu, cuda"),
-        (["all_reduce", "--device", "cuda", "--tune", "t.json"], "measure host memory"),
-        (["all_reduce", "--peers", "mpich", "--mpich-env", "/none"], "pip install mpich mpi4py"),
-        (["all_reduce", "-b", "6", "-e", "6"], "6 bytes are not whole elements"),
-        (["all_reduce", "--wire", "zip"], "unknown wire 'zip'; there are raw, exact"),
-        (["all_reduce", "--wire", "raw", "--tune", "t.json"], "heeds PYCOLLECTIVE_WIRE"),
-        (["all_reduce", "--topology", "2x2"], "is for 4 ranks, and there are 2"),
-    ],
-)
-def test_mistakes_are_one_line_and_status_2(pycollective, arguments, words):
-    done = pycollective("bench", *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("pycollective bench: ")
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr

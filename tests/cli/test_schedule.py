@@ -158,44 +158,6 @@ def test_a_fault_is_told(monkeypatch):
     assert invoke("direct", "-n", 4, "--no-verify").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("rnig", "-n", 4), "unknown algorithm 'rnig'; there are direct, ring, tree,"),
-        (
-            ("ring", "-n", 4, "--operation", "all_to_all"),
-            "all_to_all: cannot be done by 'ring'; there are direct",
-        ),
-        (("ring", "-n", 4, "--operation", "sum"), "no schedules for 'sum'; there are all_reduce,"),
-        (("ring", "-n", 4, "--topology", "2x3"), "'2x3' is for 6 ranks, and there are 4"),
-        (("ring", "-n", 4, "--topology", "two"), "'two' is neither hosts x ranks"),
-        (("ring", "-n", 0), "-n 0: there may be 1 to 1048576 ranks"),
-        (("ring", "-n", -3), "-n -3: "),
-        (("tree", "-n", 10**12), "-n 1000000000000: "),
-        (("tree", "-n", 4, "--root", 4), "root 4 is not one of 0 to 3"),
-        (("tree", "-n", 4, "--root", -1), "root -1 is not one of 0 to 3"),
-        (("tree", "-n", 4, "--dtype", "fp8"), "unknown dtype 'fp8'; there are float16, bfloat16,"),
-        (("tree", "-n", 4, "--size", "7"), "--size 7 is not a whole number of bfloat16"),
-        (("tree", "-n", 4, "--size", "0"), "--size 0 is not a whole number of bfloat16"),
-        (("tree", "-n", 4, "--size", "big"), "'big' is not a size"),
-        (("ring", "-n", 4, "--picture", "{tmp}/no/a.png"), "--picture {tmp}/no/a.png: "),
-        (("ring", "-n", 4, "--picture", "{tmp}"), "--picture {tmp}: "),
-        (("ring", "-n", 4, "--picture", "{tmp}/a.xyz"), "Format 'xyz' is not supported"),
-        (("ring", "-n", 4, "--picture", "{tmp}/a.png", "--shard", 4), "--shard 4 is not one of 0"),
-        (("ring", "-n", 4, "--picture", "{tmp}/a.png", "--shard", -1), "--shard -1 is not one"),
-        (("ring", "-n", 1, "--picture", "{tmp}/a.png"), "--picture: nothing is sent"),
-        (("tree", "-n", 129, "--picture", "{tmp}/a.png"), "it draws 128 at most"),
-    ],
-)
-def test_errors(arguments, said, tmp_path):
-    done = invoke(*(str(each).replace("{tmp}", str(tmp_path)) for each in arguments))
-    assert (done.exit_code, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("pycollective schedule: ")
-    assert said.replace("{tmp}", str(tmp_path)) in line
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_too_many_steps_to_count_are_refused_at_once(monkeypatch):
     monkeypatch.setattr(schedule_messages, "_MOST_COUNTERS", 3 * 8 * 14)
     assert invoke("ring", "-n", 8).exit_code == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.cli.test_schedule import invoke
 from tests.harness import ROOT
 
@@ -30,22 +28,6 @@ def test_one_rank_unless_more_are_asked_for() -> None:
     everyone = plans_of("ring", "-n", 4, "--rank", "all")
     assert everyone[3] == plans_of("ring", "-n", 4, "--rank", 3)[3]
     assert "instruction" not in invoke("ring", "-n", 4).stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("-n", 4, "--rank", 4), "--rank '4' is neither one of 0 to 3 nor 'all'"),
-        (("-n", 4, "--rank", -1), "--rank '-1' is neither"),
-        (("-n", 4, "--rank", "two"), "--rank 'two' is neither"),
-        (("-n", 65), "the engine runs 4096 ranks at most, 64 on a host"),
-        (("-n", 4100, "--topology", "82x50"), "the engine runs 4096 ranks at most"),
-    ],
-)
-def test_ranks_that_nobody_runs(arguments: tuple[object, ...], said: str) -> None:
-    done = invoke("tree", *arguments, "--plan")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert said in done.stderr
 
 
 # Rank 0 of two hosts of two ranks, by hierarchical.

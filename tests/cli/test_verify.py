@@ -161,34 +161,6 @@ def test_a_lost_rank_is_status_3():
     assert re.search(r"^pycollective verify: \w+ \w+ by \w+, .*: .*rank 1", said, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (
-            ["--operation", "all_reduced"],
-            "unknown operation 'all_reduced'; there are all_reduce, ",
-        ),
-        (["--algorithm", "ring,rung"], "unknown algorithm 'rung'; there are direct, ring, "),
-        (["-d", "int8", "--dtype", "fp4"], "unknown dtype 'fp4'; there are float16, "),
-        (
-            ["--algorithm", "ring", "--operation", "all_to_all"],
-            "all_to_all: cannot be done by ring; there are direct, auto",
-        ),
-        (["--timeout", "0"], "--timeout 0 is not some seconds above 0"),
-        (["--device", "tpu"], "unknown device 'tpu'; there are cpu, cuda"),
-        (["-n", "65"], "65 ranks are not 1 to 64"),
-        (["-n", "0"], "0 ranks are not 1 to 64"),
-        (["-n", "four"], "argument -n/--ranks: invalid int value: 'four'; see pycollective verify"),
-    ],
-)
-def test_what_cannot_be_asked_for_is_status_2(pycollective, options, says):
-    said = pycollective("verify", *options)
-    assert said.returncode == 2
-    assert said.stdout == ""
-    assert said.stderr.startswith(f"pycollective verify: {says}")
-    assert said.stderr.count("\n") == 1
-
-
 def test_without_ml_dtypes_the_rest_is_verified_and_the_digest_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     selection = select()
