@@ -129,42 +129,29 @@ def test_one_call_is_compared() -> None:
         check("short", make, [(out, wanted)], 4)
 
 
-def test_a_benchmark_writes_what_it_measured(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rows", "wrong"),
+    [
+        ({"2 ranks": [{"wrong": 0, "gloo's wrong": 7}]}, 0),
+        ({"2 ranks": [{"wrong": 0}, {"wrong": 3}], "4 ranks": [{"wrong": 2}]}, 5),
+    ],
+)
+def test_a_benchmark_writes_what_it_measured_and_fails_where_elements_are_wrong(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, rows, wrong: int
+) -> None:
     def measure(run: Run) -> dict[str, object]:
-        return {"rounds": run.rounds, "place": run.options["place"]}
+        return {"rounds": run.rounds, "place": run.options["place"], "rows": rows}
 
     benchmark = Benchmark("x", "What?", measure, options={"place": "here"}, file="y")
     arguments = ["x", "--out", str(tmp_path / "new"), "--rounds", "3", "--place", "there"]
     monkeypatch.setattr(sys, "argv", arguments)
-    benchmark.main()
+    says = pytest.raises(SystemExit, match=f"^{wrong} elements are wrong: see .*/new/y.json")
+    with says if wrong else contextlib.nullcontext():
+        benchmark.main()
     record = json.loads((tmp_path / "new" / "y.json").read_text())
-    assert (record["rounds"], record["place"]) == (3, "there")
+    assert (record["rounds"], record["place"], record["rows"]) == (3, "there", rows)
     assert record["machine"]["cores"] >= 1
     assert record["versions"]["pycollective"]
-
-
-@pytest.mark.parametrize(
-    ("measured", "wrong"),
-    [
-        ({"2 ranks": {"rows": [{"wrong": 0, "gloo's wrong": 7}]}}, 0),
-        (
-            {
-                "2 ranks": {"rows": [{"wrong": 0}, {"wrong": 3}]},
-                "4 ranks": {"rows": [{"wrong": 2}]},
-            },
-            5,
-        ),
-    ],
-)
-def test_a_benchmark_with_wrong_elements_fails_once_it_has_written(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, measured, wrong: int
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path)])
-    says = pytest.raises(SystemExit, match=f"^{wrong} elements are wrong: see .*/x.json")
-    with says if wrong else contextlib.nullcontext():
-        Benchmark("x", "", lambda run: measured).main()
-    record = json.loads((tmp_path / "x.json").read_text())
-    assert record == {**record, **measured}
 
 
 def test_ranks_hand_over_what_rank_0_made(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

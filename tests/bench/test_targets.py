@@ -50,12 +50,6 @@ def _verdicts(record):
 GOOD = {"ratio": 4, "seconds": 0.3e-6, "share": 0.9}
 
 
-def test_a_library_meets_everything():
-    far = _record(**{**GOOD, "seconds": 0.5e-6}, phase="far")
-    for what, line in _verdicts(_both(_record(**GOOD), far)).items():
-        assert line.endswith("  met"), what
-
-
 def test_a_library_misses_everything():
     bad = {"ratio": 0.9, "share": 0.5, "torch": 6e-6, "narrow": 1.2}
     far = _record(**bad, seconds=4e-6, phase="far")
