@@ -25,8 +25,8 @@ from pycollective.torch.compression import states
 from pycollective.torch.compression.devices import quantized
 from pycollective.torch.compression.groups import OfProcessGroup
 from pycollective.torch.ordered import reduction
-from pycollective.torch.ordered.group import Streams
 from pycollective.torch.ordered.messages import Messages
+from pycollective.torch.streams import Streams
 from tests.torch.compressed import state_of
 from tests.torch.on_devices import interpreted
 

@@ -226,24 +226,6 @@ def test_complex_gradients_are_averaged_part_by_part(pool):
     assert all(same_bits(average, want) for average, _ in outcomes)
 
 
-def wrong_group(comm):
-    standing_group(comm)
-    gloo = dist.new_group(backend="gloo")
-    model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=gloo)
-    model.register_comm_hook(gloo, pycollective.torch.all_reduce_hook)
-    try:
-        model(torch.ones(1, 2)).sum().backward()
-    except ValueError as error:
-        return str(error)
-    finally:
-        dist.destroy_process_group(gloo)
-
-
-def test_the_hook_refuses_another_backends_group(pool):
-    for message in pool(2).call(wrong_group):
-        assert "needs a process group of the pycollective backend for cpu, not of gloo" in message
-
-
 def subgroup_hook(comm):
     """DDP over part of the ranks, with the hook's state naming the group."""
     standing_group(comm)

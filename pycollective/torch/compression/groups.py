@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,11 @@ from pycollective.compression.groups import MISMATCH, Bytes, Group, GroupMaker, 
 from pycollective.compression.partition import Hosts
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
-from pycollective.shim import loading
 from pycollective.torch import ordered
 from pycollective.torch.ordered.calls import group_of
+from pycollective.torch.ordered.hooks import average
 from pycollective.torch.ordered.messages import failure
-from pycollective.torch.serving import backend_of, is_gloo, is_ours
+from pycollective.torch.serving import backend_of, is_gloo, own_backend
 
 # By its name since torch 2.13, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -101,7 +100,7 @@ class OfProcessGroup:
     @property
     def timeout(self) -> float:
         """How long ranks wait for each other: seconds."""
-        limit: timedelta = self._backend().options._timeout
+        limit: timedelta = backend_of(self._group, self._device).options._timeout
         return limit.total_seconds()
 
     def prepare(self) -> None:
@@ -110,26 +109,12 @@ class OfProcessGroup:
 
     def average_soon(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Begin to average one tensor."""
-        if self._ours:
-            future: torch.futures.Future[torch.Tensor]
-            future = loading.loaded().average(self._group, tensor)
-            return future
-        work = ordered.all_reduce(tensor, "avg", self._group, async_op=True)
-        assert work is not None
-        return work.get_future()
-
-    def _backend(self) -> Any:
-        return backend_of(self._group, self._device)
-
-    @cached_property
-    def _ours(self) -> bool:
-        """Whether the group's backend for these tensors is pycollective; kept, as hooks ask."""
-        return is_ours(self._group, self._device)
+        return average(tensor, self._group)
 
     def abort(self, reason: str) -> None:
         """Let nobody wait; but over NCCL and others peers wait until this process ends."""
-        if self._ours:
-            self._backend().communicator.abort(reason)
+        if (own := own_backend(self._group, self._device)) is not None:
+            own.communicator.abort(reason)
         elif self._heard and not reason.startswith(MISMATCH):  # which all ranks see by themselves
             group_of(self._group, self._device).disconnect()
 

@@ -26,7 +26,7 @@ from pycollective.torch.compression.devices.quantized import DeviceQuantizedOpti
 from pycollective.torch.compression.devices.sparse import DeviceSparseOptions
 from pycollective.torch.compression.groups import OfProcessGroup, group_maker
 from pycollective.torch.ordered.calls import fail
-from pycollective.torch.ordered.group import Streams
+from pycollective.torch.streams import issue, streams_of
 from pycollective.torch.worker import Worker
 from pycollective.typing import Between, By, Exchange, Values
 
@@ -166,11 +166,6 @@ def _device_of(parameter: torch.Tensor) -> torch.device:
     return _CPU if parameter.device.type in ("cpu", "meta") else parameter.device
 
 
-def streams_of(device: torch.device, whose: str) -> Streams | None:
-    """The stream of a state on a device; None on CPUs."""
-    return None if device.type == "cpu" else Streams(device, whose)
-
-
 def _on_device(options: Options, device: torch.device) -> Options:
     """The options of the same codec on a device."""
     fields = vars(options)
@@ -255,10 +250,6 @@ class State(SavedByStateDict):
             if tensors:  # also those that a call which fails has begun to write
                 self._streams.join_caller()
 
-    def _future(self) -> torch.futures.Future[Any]:
-        """One whose waiters wait in their streams, on devices."""
-        return torch.futures.Future(devices=[] if self._device == _CPU else [self._device])
-
     # DDP.
 
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -291,7 +282,6 @@ class State(SavedByStateDict):
             return self._average_soon(bucket, buffer)
         first, last = bucket.index() == 0, bucket.is_last()
         feedback = self._feedback
-        future = self._future()
 
         def average() -> None:
             with feedback.groups.telling():
@@ -303,14 +293,11 @@ class State(SavedByStateDict):
 
         if self._streams is not None:
             try:
-                with self._streams.behind_caller(buffer):
-                    average()
-                    future.set_result(buffer)
+                return issue(self._streams, self._device, average, buffer, [buffer])
             except BaseException:
-                self._streams.join_caller()
                 feedback.give_up()
                 raise
-            return future
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
         def exchange() -> None:
             try:

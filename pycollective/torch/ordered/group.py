@@ -34,7 +34,6 @@ from pycollective.errors import (
     CollectiveAborted,
     CollectiveError,
     CollectiveMismatch,
-    ConfigurationError,
 )
 from pycollective.order import Node, recipe
 from pycollective.placement import number_hosts
@@ -49,6 +48,7 @@ from pycollective.torch.ordered.messages import (
     Message,
     Messages,
 )
+from pycollective.torch.streams import Streams
 from pycollective.torch.worker import Worker
 from pycollective.triton.formats import name_of
 
@@ -78,48 +78,6 @@ class Call:
     results: torch.Tensor
     narrow: torch.dtype | None = None
     done: Callable[[], None] = lambda: None
-
-
-class Streams:
-    """The stream of a device on which calls run, one after another.
-
-    Args:
-        device: with its number.
-        whose: makes the calls, in errors.
-    """
-
-    def __init__(self, device: torch.device, whose: str = "ordered") -> None:
-        self._device, self._whose = device, whose
-        self._module = torch.get_device_module(device)
-        self._stream = self._module.Stream(device)
-
-    @contextlib.contextmanager
-    def behind_caller(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """Run the block's work behind what the caller's stream has been given.
-
-        Raises:
-            ConfigurationError: the stream captures a graph, whose replays would tell old headers.
-        """
-        if getattr(self._module, "is_current_stream_capturing", bool)():
-            raise ConfigurationError(
-                f"{self._whose}: a graph cannot capture these calls; make them outside of the "
-                "capture"
-            )
-        self._stream.wait_stream(self._module.current_stream(self._device))
-        for each in tensors:
-            each.record_stream(self._stream)
-        with self._module.stream(self._stream):
-            yield
-
-    def join_caller(self) -> None:
-        """Let the caller's stream wait for all that runs here."""
-        self._module.current_stream(self._device).wait_stream(self._stream)
-
-    def event(self) -> Any:
-        """An event behind what the current stream has been given."""
-        event = self._module.Event()
-        event.record()
-        return event
 
 
 class OrderedGroup:

@@ -34,7 +34,7 @@ from pycollective.torch.compression.devices.headers import Headers, upload
 from pycollective.torch.compression.devices.outcome import DeviceOutcome
 from pycollective.torch.compression.devices.sums import put
 from pycollective.torch.compression.groups import OfProcessGroup
-from pycollective.torch.ordered.group import Streams
+from pycollective.torch.streams import Streams
 
 _T = TypeVar("_T")
 
