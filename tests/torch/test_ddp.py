@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -242,6 +244,15 @@ def subgroup_hook(comm):
 
 def test_the_hook_averages_over_the_group_it_is_given(pool):
     assert pool(4).call(subgroup_hook) == [1.5, 1.5, 3.5, 3.5]
+
+
+@pytest.mark.parametrize("module", ["hooks", "ordered.hooks"])
+def test_a_pickled_model_finds_its_hook(module):
+    """DDP pickles its hooks by name; those that were pickled before have other names."""
+    now = pickle.dumps(pycollective.torch.all_reduce_hook)
+    name = {"hooks": "all_reduce_hook", "ordered.hooks": "hook"}[module]
+    before = f"cpycollective.torch.{module}\n{name}\n.".encode()
+    assert pickle.loads(before) is pickle.loads(now) is pycollective.torch.ordered.hook
 
 
 def different_models(comm):

@@ -8,6 +8,6 @@ module.set_custom_reduce_scatter(ordered.ReduceScatter())  # FSDP2
 
 from pycollective.torch.ordered.calls import Work, all_reduce, prepare, reduce_scatter, stats
 from pycollective.torch.ordered.fsdp import ReduceScatter
-from pycollective.torch.ordered.hooks import all_reduce_hook as hook
+from pycollective.torch.ordered.hooks import hook
 
 __all__ = ["ReduceScatter", "Work", "all_reduce", "hook", "prepare", "reduce_scatter", "stats"]

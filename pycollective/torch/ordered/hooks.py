@@ -66,6 +66,9 @@ def all_reduce_hook(
     return average(bucket.buffer(), state)
 
 
+hook = all_reduce_hook  # its other name, which pickled DDP models may have
+
+
 def in_order(hook: _Hook) -> _Hook:
     """Wrap a hook that issues collectives from callbacks, such as PowerSGD's.
 
