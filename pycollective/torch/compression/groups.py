@@ -28,7 +28,7 @@ from pycollective.torch.serving import backend_of, is_gloo, own_backend
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class OfProcessGroup:
+class TorchGroup:
     """A process group over tensors on one device. Arrays go by way of it, and then the host waits.
 
     Args:
@@ -147,7 +147,7 @@ def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) ->
     # Ranks compare by one backend, wherever the tensors of each are.
     meets = cpu if cpu in kinds or not kinds else kinds[0]
     where = device or meets
-    caller = OfProcessGroup(of, where if where.type == meets.type else meets)
+    caller = TorchGroup(of, where if where.type == meets.type else meets)
 
     def told() -> dict[str, Any]:
         if kinds and torch.device(where.type) not in kinds:
@@ -163,7 +163,7 @@ def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) ->
 
 
 def _groups(
-    of: dist.ProcessGroup, caller: OfProcessGroup, device: torch.device, between: str
+    of: dist.ProcessGroup, caller: TorchGroup, device: torch.device, between: str
 ) -> Groups:
     """Process groups of a state's own among the ranks of one; collective over those."""
     ranks = dist.get_process_group_ranks(of)
@@ -175,7 +175,7 @@ def _groups(
     _check_alike(caller, whole_world)
 
     def part(disjoint: Sequence[Sequence[int]]) -> Group:
-        mine: OfProcessGroup | None = None
+        mine: TorchGroup | None = None
         for members in disjoint:
             there = [ranks[member] for member in members]
             # Others than the group's ranks do not call this; those who do make as many groups.
@@ -187,7 +187,7 @@ def _groups(
                     use_local_synchronization=not whole_world,
                 )
                 if dist.get_rank() in there:
-                    mine = OfProcessGroup(made, device, members)
+                    mine = TorchGroup(made, device, members)
         assert mine is not None
         return mine
 

@@ -24,7 +24,7 @@ from pycollective.errors import ConfigurationError
 from pycollective.torch.compression.devices.feedback import DeviceFeedback
 from pycollective.torch.compression.devices.quantized import DeviceQuantizedOptions
 from pycollective.torch.compression.devices.sparse import DeviceSparseOptions
-from pycollective.torch.compression.groups import OfProcessGroup, group_maker
+from pycollective.torch.compression.groups import TorchGroup, group_maker
 from pycollective.torch.ordered.calls import fail
 from pycollective.torch.streams import issue, streams_of
 from pycollective.torch.worker import Worker
@@ -36,7 +36,7 @@ _CPU = torch.device("cpu")
 _T = TypeVar("_T")
 
 
-class OfTensor:
+class FlatTensor:
     """A dense tensor on a state's device."""
 
     def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
@@ -230,9 +230,9 @@ class State(SavedByStateDict):
         self._validated_buckets: set[tuple[Any, ...]] = set()  # by their keys
 
     @property
-    def _whole(self) -> OfProcessGroup:
+    def _whole(self) -> TorchGroup:
         whole = self._feedback.groups.all
-        assert isinstance(whole, OfProcessGroup)
+        assert isinstance(whole, TorchGroup)
         return whole
 
     def _call(self, call: Callable[[], _T], *tensors: torch.Tensor) -> _T:
@@ -276,7 +276,7 @@ class State(SavedByStateDict):
     def _issue(
         self, bucket: dist.GradBucket, buffer: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        whole = OfTensor(buffer, self._device)
+        whole = FlatTensor(buffer, self._device)
         gradients = self._gradients(bucket, buffer)
         if self._skips_compression:
             return self._average_soon(bucket, buffer)
@@ -311,9 +311,9 @@ class State(SavedByStateDict):
         self._exchange_thread.post(exchange)
         return future
 
-    def _gradients(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, OfTensor]:
+    def _gradients(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, FlatTensor]:
         """The gradients in a bucket, by name."""
-        found: dict[str, OfTensor] = {}
+        found: dict[str, FlatTensor] = {}
         at = 0
         for parameter in bucket.parameters():
             name = self._names.get(id(parameter))
@@ -324,7 +324,7 @@ class State(SavedByStateDict):
                     "that DDP wraps, after parameters were moved or replaced"
                 )
             # By place in the bucket, not by its views: those may be strided (channels last).
-            found[name] = OfTensor(buffer[at : at + parameter.numel()], self._device)
+            found[name] = FlatTensor(buffer[at : at + parameter.numel()], self._device)
             at += parameter.numel()
         return found
 
@@ -380,7 +380,7 @@ class State(SavedByStateDict):
         tensors = [flat.part(0, flat.count) for flat in flats.values()]
         return self._call(lambda: self._feedback.all_reduce(flats), *tensors)
 
-    def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
+    def _flat_of(self, name: str, tensor: torch.Tensor) -> FlatTensor:
         """A gradient in its parameter's order in memory."""
         parameter = self._parameters.get(name)
         if (
@@ -389,9 +389,9 @@ class State(SavedByStateDict):
             or not _is_permuted_dense(parameter)
             or not _is_dense(tensor)
         ):
-            return OfTensor(tensor, self._device)
+            return FlatTensor(tensor, self._device)
         flat = _flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}")
-        return OfTensor(flat, self._device)
+        return FlatTensor(flat, self._device)
 
     def reduce_scatter(self, out: Any, tensor: Any, key: str) -> bool | None:
         """Give each rank its shard of the average (not the sum) of a tensor over all ranks.
@@ -399,7 +399,7 @@ class State(SavedByStateDict):
         As NumPy's: `pycollective.compression.State.reduce_scatter`. On devices it returns None, as
         `all_reduce` does.
         """
-        to, of = OfTensor(out, self._device), OfTensor(tensor, self._device)
+        to, of = FlatTensor(out, self._device), FlatTensor(tensor, self._device)
         return self._call(lambda: self._feedback.reduce_scatter(to, of, key), out, tensor)
 
     def check_ranks(self, ranks: Sequence[int]) -> None:

@@ -80,7 +80,7 @@ class DeviceSparseOptions(SparseOptions):
         return DeviceTopK(groups, partition, self, sizes)
 
 
-class _Room:
+class _FixedMessage:
     """Messages about the same segments, all as long as the longest can be.
 
     Attributes:
@@ -165,7 +165,7 @@ class _Plan:
         return _ToOwners(*self._of)
 
     @cached_property
-    def parts(self) -> list[list[_Room]]:
+    def parts(self) -> list[list[_FixedMessage]]:
         """Messages about what each host owns of each local shard."""
         codec, layout, counts, density = self._of
         every = [codec.room(counts, of, density) for of in layout.host_shards.messages]
@@ -455,11 +455,11 @@ class DeviceTopK:
         bad = headers.bad | ~finite
         return DeviceOutcome(None, sent, bad, headers.differs, headers.findings)
 
-    def room(self, counts: Sequence[int], of: Message, density: float) -> _Room:
+    def room(self, counts: Sequence[int], of: Message, density: float) -> _FixedMessage:
         """Messages about these segments of parameters of so many elements."""
         sizes = zip(of.items.tolist(), (of.stops - of.starts).tolist(), strict=True)
         most = [self._most(counts[n], size, density) for n, size in sizes]
-        return _Room(of, most, self._values, self.device)
+        return _FixedMessage(of, most, self._values, self.device)
 
     def _most(self, count: int, size: int, density: float) -> int:
         """How many of a parameter's `count` elements can be sent of a segment of `size`.
@@ -534,7 +534,11 @@ class DeviceTopK:
             place += x.numel()
 
     def _message(
-        self, room: _Room, header: torch.Tensor, uncompressed: Sequence[torch.Tensor], entries: Any
+        self,
+        room: _FixedMessage,
+        header: torch.Tensor,
+        uncompressed: Sequence[torch.Tensor],
+        entries: Any,
     ) -> torch.Tensor:
         """A message.
 
@@ -576,7 +580,7 @@ class DeviceTopK:
             kernels().sparse.add_at(left[first:], entries, limits, but)
 
     def _read(
-        self, room: _Room, messages: torch.Tensor, all_zero: torch.Tensor, headers: Headers
+        self, room: _FixedMessage, messages: torch.Tensor, all_zero: torch.Tensor, headers: Headers
     ) -> _Came | None:
         """The entries of messages; None of those that are about no compressed parameter."""
         if not room.of.size:
@@ -625,7 +629,7 @@ class DeviceTopK:
         return torch.where(number < entries.count, entries.places.to(torch.int64) & _MASK, _SPACE)
 
     def _write(
-        self, room: _Room, messages: torch.Tensor, rows: Any, target: Callable[[int], Flat]
+        self, room: _FixedMessage, messages: torch.Tensor, rows: Any, target: Callable[[int], Flat]
     ) -> torch.Tensor:
         """Write the averages of what messages are about; whether they are finite: () of bool.
 
@@ -663,7 +667,7 @@ class DeviceTopK:
 
 
 def _uncompressed(
-    bucket: Bucket, room: _Room, own: Sequence[torch.Tensor], shard: int
+    bucket: Bucket, room: _FixedMessage, own: Sequence[torch.Tensor], shard: int
 ) -> list[torch.Tensor]:
     """The elements of small parameters that a message has, of a host's sums, in fp32."""
     found = []
