@@ -68,7 +68,7 @@ class Interpreted:
         return launch
 
 
-_QUANTIZED = Interpreted("quantized")
+_QUANTIZED = Interpreted("quantize")
 _SPARSE = sparse.Kernels(*[Interpreted("", cpu_kernels)] * 3)
 
 

@@ -39,7 +39,7 @@ from pycollective.order import Node, recipe
 from pycollective.placement import number_hosts
 from pycollective.torch.ordered import header, reduction
 from pycollective.torch.ordered.header import Header
-from pycollective.torch.ordered.layout import Layout, Shard, layout_of, places, spans
+from pycollective.torch.ordered.layout import Layout, Shard, layout_of, offsets, spans
 from pycollective.torch.ordered.messages import (
     HEADERS,
     LEAVES,
@@ -299,11 +299,11 @@ class OrderedGroup:
         if not received:
             # Between hosts in the memory of the host's leaves, which are added up by now.
             received = list(self._buffer("rows", dtype, len(nodes), mine))
-            between = _terms_between_hosts(layout, rail, terms, nodes, received, places(mine))
+            between = _terms_between_hosts(layout, rail, terms, nodes, received, offsets(mine))
             self._messages.start(LEAVES, *between).wait()
 
         results = [self._result_of(call, each) for each in mine]
-        for shard, result, at in zip(mine, results, places(mine), strict=False):
+        for shard, result, at in zip(mine, results, offsets(mine), strict=False):
             own = iter(terms[rail.index(shard)])
             operands = [
                 self._own(next(own), row[at : at + shard.size])
@@ -336,7 +336,7 @@ class OrderedGroup:
         dtype = reduction.node_dtype(call.leaves.dtype, call.op)
         sums = self._buffer("sums", dtype, len(nodes), rail)
         found = []
-        for shard, at in zip(rail, places(rail), strict=False):
+        for shard, at in zip(rail, offsets(rail), strict=False):
             leaves = {
                 rank: self._own(call.leaves[shard.begin : shard.end], row[at : at + shard.size])
                 if rank == self.rank
@@ -505,7 +505,7 @@ class OrderedGroup:
         self, name: str, dtype: torch.dtype, rows: int, shards: Sequence[Shard]
     ) -> torch.Tensor:
         """Rows that hold these shards, one behind the other."""
-        return self._flat(name, dtype, rows, places(shards)[-1])
+        return self._flat(name, dtype, rows, offsets(shards)[-1])
 
     def _flat(self, name: str, dtype: torch.dtype, rows: int, elements: int) -> torch.Tensor:
         stride = -(-elements * dtype.itemsize // _ALIGNED) * _ALIGNED

@@ -28,8 +28,8 @@ from pycollective.compression.feedback import (
 from pycollective.compression.groups import Bytes, GroupMaker
 from pycollective.compression.residuals import Scaled
 from pycollective.errors import CollectiveMismatch
+from pycollective.torch.compression.devices.exchanges import gather, where_calls_begin
 from pycollective.torch.compression.devices.findings import Findings, Learn, wait_for
-from pycollective.torch.compression.devices.groups import gather, where_calls_begin
 from pycollective.torch.compression.devices.headers import Headers, upload
 from pycollective.torch.compression.devices.outcome import DeviceOutcome
 from pycollective.torch.compression.devices.sums import put
