@@ -201,7 +201,7 @@ class LateDevice:
                 (Messages, "start", late_start),
                 (reduction, "reduce", late(reduction.reduce)),
                 (quantized, "kernels", lambda: SimpleNamespace(**kernels)),
-                (states.State, "_future", lambda _: Future(self)),
+                (torch.futures, "Future", lambda devices: Future(self)),
                 (torch.Tensor, "record_stream", lambda *_: None),
             ):
                 patched.enter_context(mock.patch.object(where, name, what))
