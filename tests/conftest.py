@@ -44,7 +44,7 @@ LONGEST = [
     *("test_hosts", "cli/test_verify", "test_conformance", "schedule/test_transfers"),
     *("compression/test_between_steps", "compression/test_steps", "cuda/test_staged"),
     *("torch/test_ordered_failures", "bootstrap/test_mpi", "bench/test_bench_command"),
-    *("test_launches", "launch/test_launcher", "cuda/test_make_gpu", "triton/test_quantized"),
+    *("test_launches", "launch/test_launcher", "cuda/test_make_gpu", "triton/test_quantize"),
     *("triton/test_top_k", "kernels/test_sparse", "compression/test_shards"),
     *("cuda/test_peers", "cuda/test_device_lifetimes", "triton/test_reduce_ptx"),
     *("test_far_making", "cuda/test_device_paths", "cli/test_inside"),

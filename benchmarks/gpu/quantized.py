@@ -67,7 +67,7 @@ class Quantizing:
         return sum(each.nbytes for each in (self._x, self._held, self.left, self.payload))
 
     def run(self, kernels: Any) -> None:
-        """Call `pycollective.triton.quantized`, or what stands for it."""
+        """Call `pycollective.triton.quantize`, or what stands for it."""
         kernels.quantize(
             *(self._case.codec, self._chunk, self._x, self._held),
             *(self.left, self.payload, self._flags),
@@ -101,7 +101,7 @@ class Dequantizing:
         return self._messages.nbytes - AT * self._case.rows + self.out.nbytes
 
     def run(self, kernels: Any) -> None:
-        """Call `pycollective.triton.quantized`, or what stands for it."""
+        """Call `pycollective.triton.quantize`, or what stands for it."""
         kernels.dequantize(
             *(self._case.codec, self._chunk, self._messages, AT),
             *(self.out, float(self._case.rows)),
@@ -120,12 +120,12 @@ def problem_of(case: Case, elements: int, device: str) -> Quantizing | Dequantiz
 
 def measured(case: Case, elements: int) -> dict[str, Any]:
     """One case."""
-    from pycollective.triton import quantized
+    from pycollective.triton import quantize
 
     problem = problem_of(case, elements, "cuda")
     half = torch.empty(problem.moved // 2, dtype=torch.uint8, device="cuda")
     other = torch.empty_like(half)
-    calls = {"us": lambda: problem.run(quantized), "copy_us": lambda: other.copy_(half)}
+    calls = {"us": lambda: problem.run(quantize), "copy_us": lambda: other.copy_(half)}
     took = microseconds(calls)
     share = round(took["copy_us"] / took["us"], 3)
     return {**took, "share_of_copy": share, "bytes": problem.moved, "wrong": problem.wrong()}

@@ -100,7 +100,7 @@ class Exchanging:
     """
 
     def __init__(self, elements: int, device: str, kernels: Any) -> None:
-        """`kernels` has what `triton.places` has."""
+        """`kernels` has what `triton.index_packing` has."""
         random = np.random.default_rng(2)
         places = np.flatnonzero(random.random(elements) < 0.01).astype(np.uint32)
         values = random.standard_normal(places.size).astype(np.float32)
@@ -135,11 +135,11 @@ class Exchanging:
         return self._tail.size + self.out.nbytes
 
     def write(self, kernels: Any) -> None:
-        """Call `pycollective.triton.places`, or what stands for it."""
+        """Call `pycollective.triton.index_packing`, or what stands for it."""
         kernels.write(self._entries, len(self.out), self.tail, self._length)
 
     def decode(self, kernels: Any) -> None:
-        """Call `pycollective.triton.places`, or what stands for it."""
+        """Call `pycollective.triton.index_packing`, or what stands for it."""
         given = self._given, self._whole, len(self._entries.places), torch.float32
         kernels.decode(*given, self.out, RANKS, self._bad)
 
@@ -164,7 +164,7 @@ def beside_copy(
 
 def measured(elements: int) -> dict[str, Any]:
     """All cases."""
-    from pycollective.triton import places, top_k
+    from pycollective.triton import index_packing, top_k
 
     found = {}
     for name, chunk in (("by chunk", CHUNK), ("by tensor", 0)):
@@ -176,12 +176,12 @@ def measured(elements: int) -> dict[str, Any]:
         if others:
             row["torch_over_ours"] = round(row["torch_us"] / row["us"], 2)
         found[name] = {**row, "wrong": problem.wrong()}
-    exchange = Exchanging(elements, "cuda", places)
+    exchange = Exchanging(elements, "cuda", index_packing)
     for name, moved, call in (
         ("write", exchange.written, exchange.write),
         ("decode", exchange.decoded, exchange.decode),
     ):
-        found[name] = beside_copy(moved, lambda call=call: call(places))
+        found[name] = beside_copy(moved, lambda call=call: call(index_packing))
     found["decode"]["wrong"] = exchange.wrong()
     return found
 

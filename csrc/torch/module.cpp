@@ -38,14 +38,8 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
 }
 
 // Starts the contract's average of `bucket` over `group`, in place; the future's value is `result`.
-// Raises if another backend serves the bucket's device: its average has other bits.
 c10::intrusive_ptr<Future> average(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                    const at::Tensor& bucket, c10::IValue result) {
-  const std::string backend = group->getBackend(bucket.device().type())->getBackendName();
-  TORCH_CHECK_VALUE(backend == "pycollective",
-                    "all_reduce_hook needs a process group of the pycollective backend for ",
-                    bucket.device(), ", not of ", backend,
-                    ": over that one register pycollective.torch.ordered.hook");
   std::vector<at::Tensor> tensors{bucket};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::AVG;

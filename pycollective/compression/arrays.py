@@ -52,7 +52,7 @@ class Flat(Readable, Protocol):
         ...
 
 
-class OfNumpy:
+class FlatArray:
     """A C-contiguous NumPy array."""
 
     DTYPES = ("float32", "float16", "bfloat16")

@@ -119,7 +119,7 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Told(Generic[_T]):
+class Given(Generic[_T]):
     """What one rank was given.
 
     Attributes:
@@ -133,7 +133,7 @@ class Told(Generic[_T]):
     value: _T
 
 
-def compare(group: Group, what: str, given: Callable[[], Told[_T]]) -> Told[_T]:
+def compare(group: Group, what: str, given: Callable[[], Given[_T]]) -> Given[_T]:
     """Compare what ranks were given; collective, also for a rank that refuses it.
 
     Args:
@@ -145,7 +145,7 @@ def compare(group: Group, what: str, given: Callable[[], Told[_T]]) -> Told[_T]:
         Exception: what `given` raised; no other rank waits for this one.
         CollectiveMismatch: another rank's `given` raised, or what it was given differs.
     """
-    mine: list[Told[_T]] = []
+    mine: list[Given[_T]] = []
 
     def tell() -> tuple[int, str]:
         told = given()
@@ -222,7 +222,7 @@ class ErrorFeedback:
         self.name, self._options = name, options
         maker = GroupMaker.of(ranks)
 
-        def given() -> Told[None]:
+        def given() -> Given[None]:
             described = {"codec": options.codec, **options.checked(), **common.checked()}
             shapes = parameters() if callable(parameters) else parameters
             wants = common.compress or _is_large
@@ -237,7 +237,7 @@ class ErrorFeedback:
             where = maker.told()
             text = f"{described} for {len(told)} parameters"
             text += f" on {where}" if where else ""
-            return Told(digest_of([described, told, where]), text, None)
+            return Given(digest_of([described, told, where]), text, None)
 
         self._digest = compare(maker.group, name, given).digest
         self._sizes = {n: math.prod(s) for n, s in self.shapes.items() if not self._uncompressed[n]}
@@ -557,10 +557,10 @@ class ErrorFeedback:
             flat: makes its errors arrays with elements in their order in memory.
         """
 
-        def fitting() -> Told[Saved]:
+        def fitting() -> Given[Saved]:
             saved = self._fitting(state, flat)
             text = f"a state of {saved.steps} steps in a world of {saved.ranks} ranks"
-            return Told(saved.digest(), text, saved)
+            return Given(saved.digest(), text, saved)
 
         saved = self._together("load_state_dict", fitting)
         self._went_by = {
@@ -609,15 +609,15 @@ class ErrorFeedback:
         except ConfigurationError as error:
             raise ConfigurationError(f"a state of options that cannot be: {error}") from error
 
-    def _together(self, what: str, given: Callable[[], Told[_T]]) -> _T:
+    def _together(self, what: str, given: Callable[[], Given[_T]]) -> _T:
         """Call `given` on all ranks between the same steps, or on none; what it found."""
         self.check_open()
 
-        def told() -> Told[_T]:
+        def told() -> Given[_T]:
             self._check_between_steps(what)
             found = given()
             text = f"{found.text}: {what} after {self.steps} steps"
-            return Told(digest_of([what, self.steps, found.digest]), text, found.value)
+            return Given(digest_of([what, self.steps, found.digest]), text, found.value)
 
         if not self.is_dense_for_good:
             self.groups.meet_between_steps()
@@ -666,6 +666,6 @@ class ErrorFeedback:
         }
 
 
-def _nothing() -> Told[None]:
+def _nothing() -> Given[None]:
     """Given to a call without arguments."""
-    return Told(0, "nothing", None)
+    return Given(0, "nothing", None)

@@ -75,7 +75,7 @@ class Alone:
     def close(self) -> None: ...
 
 
-class OfCommunicator:
+class CommunicatorGroup:
     """The group of a `Communicator`'s ranks."""
 
     def __init__(self, communicator: Communicator) -> None:
@@ -361,7 +361,7 @@ def groups_of_communicator(
         color = next(i for i, ranks in enumerate(disjoint) if communicator.rank in ranks)
         made = communicator.split(color, communicator.rank)
         assert made is not None
-        return OfCommunicator(made)
+        return CommunicatorGroup(made)
 
     # A communicator of the state's own: its calls do not mix with those of the caller's threads.
     return Groups.make(hosts, part([range(communicator.size)]), part)
@@ -390,7 +390,7 @@ class GroupMaker:
         if isinstance(ranks, Groups):
             return cls(ranks.all, lambda: None, lambda _: ranks)
         return cls(
-            OfCommunicator(ranks),
+            CommunicatorGroup(ranks),
             lambda: None,
             lambda between: groups_of_communicator(ranks, between),
         )

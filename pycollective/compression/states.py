@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pycollective.communicator import Communicator
-from pycollective.compression.arrays import OfNumpy
+from pycollective.compression.arrays import FlatArray
 from pycollective.compression.checkpoint import SavedByStateDict
 from pycollective.compression.feedback import Common, Compress, ErrorFeedback, Options, Shapes
 from pycollective.compression.groups import GroupMaker, Groups
@@ -63,7 +63,9 @@ class State(SavedByStateDict):
             ConfigurationError: an unknown name, another size or type; nothing has moved.
             CollectiveMismatch: ranks passed different parameters.
         """
-        return bool(self._feedback.all_reduce({name: OfNumpy(x) for name, x in gradients.items()}))
+        return bool(
+            self._feedback.all_reduce({name: FlatArray(x) for name, x in gradients.items()})
+        )
 
     def reduce_scatter(self, out: NDArray[Any], tensor: NDArray[Any], key: str) -> bool:
         """Give each rank its shard of the average (not the sum) of a NumPy array over all ranks.
@@ -86,7 +88,7 @@ class State(SavedByStateDict):
             ConfigurationError: see `all_reduce`; the elements cannot be shared out evenly, or hosts
                 have different numbers of ranks.
         """
-        to, of = OfNumpy(out), OfNumpy(tensor, written=False)
+        to, of = FlatArray(out), FlatArray(tensor, written=False)
         return bool(self._feedback.reduce_scatter(to, of, key))
 
     def set_loss_scale(self, scale: float | Callable[[], float]) -> None:

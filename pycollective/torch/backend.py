@@ -16,7 +16,7 @@ from pycollective.bootstrap.shutdown import SHUTDOWN
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
-from pycollective.torch.serving import backend_of
+from pycollective.torch.serving import backend_of, own_backend
 
 # How long a process that ends without destroy_process_group waits for calls that nobody waited for,
 # and for their callbacks: enough for peers that are a little behind, and short for a person.
@@ -124,15 +124,16 @@ def _backend_of(group: dist.ProcessGroup | None, call: str) -> _torch.Backend:
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigurationError(f"{call}: this process is in no such process group")
-    backend = backend_of(group, _CPU)
-    if not isinstance(backend, _torch.Backend):
-        name = backend.name() if backend is not None else "none"
+    own: _torch.Backend | None = own_backend(group, _CPU)
+    if own is None:
+        other = backend_of(group, _CPU)
+        name = other.name() if other is not None else "none"
         raise ConfigurationError(
             f"{call} needs a process group of the backend pycollective for {_CPU}, and its is "
             f"{name}: give one made by init_process_group('pycollective') or "
             "new_group(backend='pycollective')"
         )
-    return backend
+    return own
 
 
 def _let_operations_end() -> None:

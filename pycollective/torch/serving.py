@@ -27,7 +27,7 @@ def is_gloo(group: dist.ProcessGroup) -> bool:
     return isinstance(backend_of(group, torch.device("cpu")), dist.ProcessGroupGloo)
 
 
-def is_ours(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether pycollective serves such tensors; also where no part is compiled for torch."""
-    shim = loading.loaded()
-    return shim is not None and isinstance(backend_of(group, device), shim.Backend)
+def own_backend(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """The backend pycollective that serves tensors on such a device; None where another does."""
+    backend, shim = backend_of(group, device), loading.loaded()
+    return backend if shim is not None and isinstance(backend, shim.Backend) else None

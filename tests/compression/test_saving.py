@@ -56,6 +56,43 @@ def test_the_next_step_is_bit_identical_after_a_round_trip(pool, kind, host_of):
     outcomes = pool(4).call(round_trip, host_of, kind, len(kind))
     assert [same for same, _ in outcomes] == [True] * 4
     assert len({saved for _, saved in outcomes}) == 1  # alike on every rank
+    assert b"pycollective" not in outcomes[0][1]  # it needs no class of ours to be read
+
+
+# What a state of four ranks on two hosts saved before the first release.
+BEFORE = {
+    **{"version": 1, "steps": 2, "loss_scale": 2.0, "ranks": 4, "hosts": 2},
+    "codec": {"codec": "one_bit", "chunk": 64, "between": "hosts", "dense_steps": 0},
+    "residuals": {
+        "worker": {
+            "w": np.array([[-1, 2, -2, -2, 1, 4], [6.5, -5, -6, -0.125, 5.75, 12]], np.float32)
+        },
+        "server": {"w": np.array([-0.75, -3, -0.5, 1, 1, 1], np.float32)},
+    },
+    "undelivered": {"w": np.array([0, 0, 3, 0, 0, 0], np.float32)},
+    **{"whole": ["w"], "sharded": []},
+}
+
+
+def everything(name, shape):
+    return True
+
+
+def loads_before(comm, face):
+    shapes = {"w": (6,)}
+    state = state_of(comm, face, "one_bit", (0, 0, 1, 1), shapes, chunk=64, compress=everything)
+    state.load_state_dict(BEFORE)
+    saved = state.state_dict()
+    errors = {**saved["residuals"], "undelivered": saved["undelivered"]}
+    held = {kind: np.asarray(of["w"]).tolist() for kind, of in errors.items()}
+    return saved["steps"], saved["loss_scale"], held
+
+
+def test_what_was_saved_before_loads(face):
+    of_hosts, server = BEFORE["residuals"]["worker"]["w"], BEFORE["residuals"]["server"]["w"]
+    held = {"worker": of_hosts, "server": server, "undelivered": BEFORE["undelivered"]["w"]}
+    want = 2, 2.0, {kind: errors.tolist() for kind, errors in held.items()}
+    assert face(loads_before) == [want] * 4
 
 
 WORLDS = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 0, 0), (0, 1), (0, 1, 1), (0, 0, 0, 0)]

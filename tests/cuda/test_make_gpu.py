@@ -63,7 +63,7 @@ def test_the_benchmark_of_reductions_sees_a_wrong_bit(case):
 
 
 class CpuKernels:
-    """Called as those of `pycollective.triton.quantized`."""
+    """Called as those of `pycollective.triton.quantize`."""
 
     @staticmethod
     def quantize(codec, chunk, x, held, left, payload, flags):
@@ -99,7 +99,7 @@ def test_the_benchmark_of_top_k_sees_a_wrong_byte():
 
 def test_the_benchmark_of_places_sees_a_wrong_byte():
     """Its problem, on the CPU and in Triton's interpreter."""
-    kernels = module("places", interpreted=True)
+    kernels = module("index_packing", interpreted=True)
     problem = sparse.Exchanging(9003, "cpu", kernels)
     problem.out.zero_()
     assert problem.wrong() > 90

@@ -13,7 +13,7 @@ import torch
 from pycollective import _core
 from pycollective.compression.sparse_layout import Sparse, sum_of, widened
 from pycollective.errors import ConfigurationError
-from pycollective.triton.places import tail_bound
+from pycollective.triton.index_packing import tail_bound
 from pycollective.triton.top_k import Entries
 
 __all__ = ["Entries", "Rows", "tail_bound"]
@@ -94,7 +94,7 @@ def select(left, key, ties, entries, place=0):
         taken(left, indices[: min(found, room)], entries, place)
 
 
-# pycollective.triton.places.
+# pycollective.triton.index_packing.
 
 
 def write(entries, size, tail, length):
@@ -126,7 +126,7 @@ def read(tail, length, size, values, entries, bad):
     bad |= 1
 
 
-# pycollective.triton.sparse.
+# pycollective.triton.sparse_sums.
 
 
 def mark(entries, size):

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from pycollective.torch.compression import states
 from pycollective.torch.compression.devices import quantized, sparse
-from pycollective.torch.compression.groups import OfProcessGroup
+from pycollective.torch.compression.groups import TorchGroup
 from tests.torch import cpu_kernels
 from tests.torch.compressed import state_of
 from tests.torch.ordered_groups import StandInStreams
@@ -68,7 +68,7 @@ class Interpreted:
         return launch
 
 
-_QUANTIZED = Interpreted("quantized")
+_QUANTIZED = Interpreted("quantize")
 _SPARSE = sparse.Kernels(*[Interpreted("", cpu_kernels)] * 3)
 
 
@@ -116,7 +116,7 @@ def as_on_a_device(model, codec, topology, group, **options):
 def sent_by_states() -> Iterator[list[tuple[str, tuple[int, ...], bytes]]]:
     """All messages that states send meanwhile: how, their shape, and their bytes."""
     sent: list[tuple[str, tuple[int, ...], bytes]] = []
-    exchange, gather = OfProcessGroup.exchange, OfProcessGroup.gather
+    exchange, gather = TorchGroup.exchange, TorchGroup.gather
 
     def note(kind: str, rows: torch.Tensor) -> None:
         sent.append((kind, tuple(rows.shape), rows.contiguous().numpy().tobytes()))
@@ -132,7 +132,7 @@ def sent_by_states() -> Iterator[list[tuple[str, tuple[int, ...], bytes]]]:
         return gather(self, row)
 
     with (
-        mock.patch.object(OfProcessGroup, "exchange", noted_exchange),
-        mock.patch.object(OfProcessGroup, "gather", noted_gather),
+        mock.patch.object(TorchGroup, "exchange", noted_exchange),
+        mock.patch.object(TorchGroup, "gather", noted_gather),
     ):
         yield sent

@@ -85,7 +85,7 @@ def laid_out(
         ordered.piece = piece
     with (
         mock.patch.object(groups, "_SMALL", 0 if in_pieces else groups._SMALL),
-        mock.patch.object(calls, "is_ours", return_value=False),
+        mock.patch.object(calls, "own_backend", return_value=None),
         mock.patch.dict(calls._groups, {group: {CPU: ordered}}),
     ):
         yield ordered

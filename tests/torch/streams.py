@@ -23,10 +23,10 @@ from torch.utils._pytree import tree_leaves
 
 from pycollective.torch.compression import states
 from pycollective.torch.compression.devices import quantized
-from pycollective.torch.compression.groups import OfProcessGroup
+from pycollective.torch.compression.groups import TorchGroup
 from pycollective.torch.ordered import reduction
-from pycollective.torch.ordered.group import Streams
 from pycollective.torch.ordered.messages import Messages
+from pycollective.torch.streams import Streams
 from tests.torch.compressed import state_of
 from tests.torch.on_devices import interpreted
 
@@ -179,29 +179,29 @@ class LateDevice:
             self._messages.later(lambda: start(messages, tag, sends, receives).wait())
             return SimpleNamespace(wait=lambda: self.current.wait_stream(self._messages))
 
-        exchange, gather = OfProcessGroup.exchange, OfProcessGroup.gather
+        exchange, gather = TorchGroup.exchange, TorchGroup.gather
         with interpreted():
             of = quantized.kernels()
         kernels = {name: late(getattr(of, name)) for name in ("quantize", "dequantize")}
 
-        def late_exchange(group: OfProcessGroup, rows: torch.Tensor) -> torch.Tensor:
+        def late_exchange(group: TorchGroup, rows: torch.Tensor) -> torch.Tensor:
             with _made_now():
                 return self.result(rows, lambda: exchange(group, rows))
 
-        def late_gather(group: OfProcessGroup, row: torch.Tensor) -> torch.Tensor:
+        def late_gather(group: TorchGroup, row: torch.Tensor) -> torch.Tensor:
             with _made_now():
                 like = row.expand(group.size, row.numel()).contiguous()
                 return self.result(like, lambda: gather(group, row))
 
         with ExitStack() as patched:
             for where, name, what in (
-                (OfProcessGroup, "exchange", late_exchange),
-                (OfProcessGroup, "gather", late_gather),
-                (OfProcessGroup, "average", late(OfProcessGroup.average)),
+                (TorchGroup, "exchange", late_exchange),
+                (TorchGroup, "gather", late_gather),
+                (TorchGroup, "average", late(TorchGroup.average)),
                 (Messages, "start", late_start),
                 (reduction, "reduce", late(reduction.reduce)),
                 (quantized, "kernels", lambda: SimpleNamespace(**kernels)),
-                (states.State, "_future", lambda _: Future(self)),
+                (torch.futures, "Future", lambda devices: Future(self)),
                 (torch.Tensor, "record_stream", lambda *_: None),
             ):
                 patched.enter_context(mock.patch.object(where, name, what))

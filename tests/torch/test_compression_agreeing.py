@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
 from pycollective import CollectiveMismatch, ConfigurationError, agree, compression
+from pycollective.torch.backend import communicator_of
 from tests.compression.test_between_steps import CALLS
 from tests.harness import await_
 from tests.joining import failing
@@ -278,7 +279,8 @@ def refusals(comm):
         made = state(ddp)
         ddp.register_comm_hook(made, pct.one_bit_hook)
         if comm.rank and isinstance(made, pct.OneBitState):  # what rank 0 tells is there first
-            await_(lambda: made._feedback.groups.all._backend().communicator.failure, 20)
+            whole = communicator_of(made._feedback.groups.all._group, "await_")
+            await_(lambda: whole.failure, 20)
         attempt(what, lambda: ddp(given(comm.rank, 0, dtype)).backward())
 
     backward("another state", lambda ddp: pct.Int8State(ddp, group=group))

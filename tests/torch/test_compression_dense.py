@@ -21,7 +21,7 @@ from tests.torch.compressed import (
     state_of,
 )
 
-BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": pct.ordered.hook}
+BACKENDS = ("pycollective", "gloo")
 
 
 ranks = ranks_of(__name__, 4)
@@ -34,7 +34,7 @@ def beside_the_dense_hook(comm, backend, codec, topology, spoil, **options):
     """
     group = group_of(comm, backend)
     found, held = [], []
-    for hook in (BACKENDS[backend], HOOKS[codec]):
+    for hook in (pct.all_reduce_hook, HOOKS[codec]):
         model = DistributedDataParallel(Given(), process_group=group, bucket_cap_mb=0.001)
         state = None
         if hook is HOOKS[codec]:

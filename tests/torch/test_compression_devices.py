@@ -30,8 +30,8 @@ from pycollective.torch.compression.devices import feedback, headers, quantized,
 from pycollective.torch.compression.devices.feedback import DeviceFeedback
 from pycollective.torch.compression.devices.findings import Findings
 from pycollective.torch.compression.devices.residuals import ScaledTensor
-from pycollective.torch.compression.groups import OfProcessGroup, group_maker
-from pycollective.torch.compression.states import OfTensor
+from pycollective.torch.compression.groups import TorchGroup, group_maker
+from pycollective.torch.compression.states import FlatTensor
 from tests.torch import cpu_kernels
 from tests.torch.compressed import HOOKS, Bucket, digest_of, group_of, ranks_of, state_of
 from tests.torch.groups import Gradient, standing_group
@@ -647,7 +647,7 @@ def waited(comm, gives_up):
 
     def late(call):
         with (
-            mock.patch.object(OfProcessGroup, "timeout", 0.01),
+            mock.patch.object(TorchGroup, "timeout", 0.01),
             pytest.raises(CollectiveTimeout) as raised,
         ):
             call()
@@ -666,7 +666,7 @@ def waited(comm, gives_up):
     state._streams.done = False
     late(state.close)
     state.close()
-    with mock.patch.object(OfProcessGroup, "timeout", 0.01):
+    with mock.patch.object(TorchGroup, "timeout", 0.01):
         assert state.stats()["steps"] == (not gives_up)  # waits for nothing any more
     return said
 
@@ -765,7 +765,7 @@ class OnlyOnMeta(TorchDispatchMode):
         return out
 
 
-class OfMeta(OfProcessGroup):
+class MetaGroup(TorchGroup):
     """A group of rank 0's, whose messages have no data."""
 
     def __init__(self, size):
@@ -850,7 +850,7 @@ def steps_on_meta(host_of, dense, options):
     """Steps with tensors that have no data."""
     hosts = Hosts(0, host_of)
     groups = Groups.make(
-        hosts, OfMeta(4), lambda parts: OfMeta(len(next(p for p in parts if 0 in p)))
+        hosts, MetaGroup(4), lambda parts: MetaGroup(len(next(p for p in parts if 0 in p)))
     )
     with ExitStack() as patched:
         for where, name, what in (
@@ -867,7 +867,7 @@ def steps_on_meta(host_of, dense, options):
         for dtype in (torch.float32, torch.bfloat16):
             state.carried.add({"w": np.ones(660, np.float32)}, 1.0)
             found = {
-                name: OfTensor(torch.empty(shape, dtype=dtype, device=META), META)
+                name: FlatTensor(torch.empty(shape, dtype=dtype, device=META), META)
                 for name, shape in SHAPES.items()
             }
             state.begin()
@@ -876,7 +876,7 @@ def steps_on_meta(host_of, dense, options):
             state.end()
             state.reset()
             if len(set(map(host_of.count, host_of))) == 1:
-                out = OfTensor(torch.empty(75, dtype=dtype, device=META), META)
+                out = FlatTensor(torch.empty(75, dtype=dtype, device=META), META)
                 state.begin()
                 with OnlyOnMeta():
                     state.reduce_scatter(out, found["v"], "v")

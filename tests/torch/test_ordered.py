@@ -17,9 +17,8 @@ import torch.distributed as dist
 
 from pycollective import CollectiveMismatch, ConfigurationError, reference
 from pycollective.torch import ordered
-from pycollective.torch.compression import states
 from pycollective.torch.ordered import calls, header, messages, plain, reduction
-from pycollective.torch.ordered.group import Streams
+from pycollective.torch.streams import Streams
 from tests.harness import PerRank, results, run_ranks
 from tests.inputs import DTYPES, PAIRS, TRAITS, awkward, order_sensitive, same_bits
 from tests.joining import failing
@@ -641,7 +640,7 @@ def test_a_device_without_a_number_is_the_current_one():
     with (
         mock.patch.object(torch, "get_device_module", return_value=module),
         mock.patch.object(calls, "_checked_group", return_value=group),
-        mock.patch.object(calls, "Streams"),
+        mock.patch.object(calls, "streams_of"),
         mock.patch.object(calls, "OrderedGroup") as made,
     ):
         calls.group_of(group, torch.device("cuda"))
@@ -656,13 +655,11 @@ def test_a_stream_runs_behind_the_callers_unless_that_captures(capturing):
     """Also without a tensor."""
     module = mock.MagicMock(**{"is_current_stream_capturing.return_value": capturing})
     with mock.patch.object(torch, "get_device_module", return_value=module):
-        streams = Streams(torch.device("cuda", 1))
-        of_state = states.streams_of(torch.device("cuda", 1), "OneBitState")
+        streams = Streams(torch.device("cuda", 1), "OneBitState")
     if capturing:
-        for whose, refuses in {"ordered": streams, "OneBitState": of_state}.items():
-            said = f"^{whose}: a graph cannot capture these calls"
-            with pytest.raises(ConfigurationError, match=said), refuses.behind_caller():
-                pass
+        said = "^OneBitState: a graph cannot capture these calls"
+        with pytest.raises(ConfigurationError, match=said), streams.behind_caller():
+            pass
         return
     with streams.behind_caller():
         module.current_stream.assert_called_once_with(torch.device("cuda", 1))

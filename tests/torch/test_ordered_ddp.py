@@ -1,4 +1,4 @@
-"""DistributedDataParallel with `ordered.hook` over Gloo: the contract's bits, whatever its options,
+"""DistributedDataParallel with the hook over Gloo: the contract's bits, whatever its options,
 and those of the backend pycollective and of ranks that mpiexec starts."""
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import pycollective.torch
 from pycollective import reference
 from pycollective.torch import ordered
 from tests.harness import ROOT, PerRank
@@ -24,13 +23,9 @@ from tests.torch.trainings import digest, under_ddp
 SITE_PACKAGES = Path(torch.__file__).parent.parent
 
 
-def hooked(hook, group):
-    """Registers a hook that averages over the group."""
-    return lambda model: model.register_comm_hook(group, hook)
-
-
-def over_gloo(group):
-    return hooked(ordered.hook, group)
+def over(group):
+    """Registers the hook, which averages over the group."""
+    return lambda model: model.register_comm_hook(group, ordered.hook)
 
 
 # --- Bits.
@@ -57,7 +52,7 @@ def test_the_hook_gives_exactly_the_references_average(pool, hosts, dtype):
 def weights_by_bucket(comm, dtype, caps, hooks):
     """Final weights for each size of buckets, over Gloo, with the hook or as DDP has it."""
     group = standing(comm)
-    register = over_gloo(group) if hooks else None
+    register = over(group) if hooks else None
     options = {"process_group": group, "dtype": getattr(torch, dtype)}
     with laid_out(group):
         return [train(comm, register, bucket_cap_mb=cap, **options) for cap in caps]
@@ -79,12 +74,11 @@ def test_by_gloo_alone_they_do(pool):
 
 
 def weights_with(comm, options):
-    """Final weights by the hook over Gloo, and by the backend pycollective's hook."""
+    """Final weights by the hook over Gloo, and over the backend pycollective."""
     world, group = standing_group(comm), standing(comm)
     with laid_out(group):
-        ours = train(comm, over_gloo(group), process_group=group, **options)
-    hook = hooked(pycollective.torch.all_reduce_hook, world)
-    return ours, train(comm, hook, process_group=world, **options)
+        ours = train(comm, over(group), process_group=group, **options)
+    return ours, train(comm, over(world), process_group=world, **options)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -93,12 +87,12 @@ def test_every_option_gives_the_weights_of_the_backend_pycollective(pool, name):
     assert {weights for rank in outcomes for weights in rank} == {outcomes[0][0]}
 
 
-def uneven(comm, hook, backend):
+def uneven(comm, backend):
     """Ranks have more inputs the higher they are; and accumulate every other step."""
     group = standing(comm, backend)
     torch.manual_seed(0)
     with laid_out(group):
-        model = under_ddp(hook, group, bucket_cap_mb=SMALL)(Net())
+        model = under_ddp(ordered.hook, group, bucket_cap_mb=SMALL)(Net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         random = torch.Generator().manual_seed(comm.rank)
         with model.join():
@@ -116,8 +110,8 @@ def uneven(comm, hook, backend):
 
 def test_join_and_no_sync(pool):
     weights = {
-        *pool(3).call(uneven, ordered.hook, "gloo"),
-        *pool(3).call(uneven, pycollective.torch.all_reduce_hook, "pycollective"),
+        *pool(3).call(uneven, "gloo"),
+        *pool(3).call(uneven, "pycollective"),
     }
     assert len(weights) == 1
 
@@ -227,23 +221,22 @@ def test_the_hook_averages_over_the_group_it_is_given(pool):
 # --- One digest, however the gradients were averaged.
 
 
-def digest_over(comm, name, steps, hook, backend, hosts, options):
+def digest_over(comm, name, steps, backend, hosts, options):
     group = standing(comm, backend)
     with laid_out(group, hosts):
-        return digest(name, steps, comm.rank, comm.size, under_ddp(hook, group, **options))
+        return digest(name, steps, comm.rank, comm.size, under_ddp(ordered.hook, group, **options))
 
 
 def by_gloo(pool, name, steps, hosts, **options):
     """The digest over Gloo, with options of DDP's."""
     ranks = sum(map(len, hosts))
-    found = pool(ranks).call(digest_over, name, steps, ordered.hook, "gloo", hosts, options)
+    found = pool(ranks).call(digest_over, name, steps, "gloo", hosts, options)
     assert len({*found}) == 1
     return found[0]
 
 
 def by_pycollective(pool, name, steps, ranks):
-    hook = pycollective.torch.all_reduce_hook
-    found = pool(ranks).call(digest_over, name, steps, hook, "pycollective", None, {})
+    found = pool(ranks).call(digest_over, name, steps, "pycollective", None, {})
     assert len({*found}) == 1
     return found[0]
 

@@ -17,7 +17,7 @@ from pycollective.torch.ordered.layout import (
     Shard,
     inter_host_bytes,
     layout_of,
-    places,
+    offsets,
     spans,
 )
 from tests.torch.ordered_groups import apart, laid_out, named, size_of, standing
@@ -85,7 +85,7 @@ def test_spans_join_neighbours_and_leave_out_what_is_empty():
     assert spans([shard(4, 4)]) == []
     assert spans([shard(5, 9), shard(0, 2), shard(2, 5)]) == [(0, 9)]
     assert spans([shard(0, 2), shard(3, 4), shard(4, 4), shard(4, 6)]) == [(0, 2), (3, 6)]
-    assert places([shard(0, 2), shard(3, 4), shard(7, 9)]) == [0, 2, 3, 5]
+    assert offsets([shard(0, 2), shard(3, 4), shard(7, 9)]) == [0, 2, 3, 5]
 
 
 @pytest.mark.parametrize("hosts", ALL, ids=named)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ from tests.harness import PerRank
 from tests.inputs import order_sensitive, same_bits
 from tests.torch.groups import CPU, to_numpy, to_torch
 from tests.torch.ordered_groups import apart, named, size_of, standing
-from tests.torch.streams import Future, LateDevice, late_streams
+from tests.torch.streams import LateDevice, late_streams
 
 
 def late(comm, leaves, hosts, seed):
@@ -25,10 +23,7 @@ def late(comm, leaves, hosts, seed):
     ordered._messages._batched = True
     ordered._layout = Layout(ordered.rank, hosts)
     memory, found = torch.empty(leaves[0].size), []
-    with (
-        device.in_use(),
-        mock.patch.object(torch.futures, "Future", side_effect=lambda devices: Future(device)),
-    ):
+    with device.in_use():
         for number, mine in enumerate(leaves):
             memory.copy_(to_torch(mine))
             call = Call("all_reduce", "sum", memory, memory)

@@ -379,6 +379,7 @@ def test_build_torch_builds_what_ddp_trains_with(tmp_path):
 
 
 WITHOUT = """
+from unittest import mock
 import torch.distributed as dist
 from pycollective.shim import loading
 
@@ -390,7 +391,7 @@ import pycollective.torch
 from pycollective.torch import ordered
 
 for call in (
-    lambda: pycollective.torch.all_reduce_hook,
+    lambda: pycollective.torch.empty,
     lambda: dist.init_process_group(
         "pycollective", store=dist.HashStore(), rank=0, world_size=1
     ),
@@ -403,6 +404,7 @@ import torch
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 x = torch.ones(3)
 ordered.all_reduce(x, "avg")
+pycollective.torch.all_reduce_hook(None, mock.Mock(**{"buffer.return_value": x})).wait()
 print(x.tolist())
 state = pycollective.torch.OneBitState([("w", torch.zeros(3, requires_grad=True))])
 print(pycollective.torch.compressed_all_reduce(x, state, "w"), x.tolist())

@@ -365,7 +365,7 @@ def moved(launches, count):
 def test_bytes_by_chunk(record_property, chunk, held, most):
     """Each element is read and written once, in vectors of 16 bytes; a hundredth is written apart.
 
-    (A step has the packing of places beside: `test_places.py`.)
+    (A step has the packing of places beside: `test_index_packing.py`.)
     """
     count = 16 * chunk
     chosen = selection("gaussian", count, ("float32", "float32", held))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,17 @@ from pycollective.compression.groups import MISMATCH, Bytes, Group, GroupMaker, 
 from pycollective.compression.partition import Hosts
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
-from pycollective.shim import loading
 from pycollective.torch import ordered
 from pycollective.torch.ordered.calls import group_of
+from pycollective.torch.ordered.hooks import average
 from pycollective.torch.ordered.messages import failure
-from pycollective.torch.serving import backend_of, is_gloo, is_ours
+from pycollective.torch.serving import backend_of, is_gloo, own_backend
 
 # By its name since torch 2.13, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class OfProcessGroup:
+class TorchGroup:
     """A process group over tensors on one device. Arrays go by way of it, and then the host waits.
 
     Args:
@@ -101,7 +100,7 @@ class OfProcessGroup:
     @property
     def timeout(self) -> float:
         """How long ranks wait for each other: seconds."""
-        limit: timedelta = self._backend().options._timeout
+        limit: timedelta = backend_of(self._group, self._device).options._timeout
         return limit.total_seconds()
 
     def prepare(self) -> None:
@@ -110,26 +109,12 @@ class OfProcessGroup:
 
     def average_soon(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Begin to average one tensor."""
-        if self._ours:
-            future: torch.futures.Future[torch.Tensor]
-            future = loading.loaded().average(self._group, tensor)
-            return future
-        work = ordered.all_reduce(tensor, "avg", self._group, async_op=True)
-        assert work is not None
-        return work.get_future()
-
-    def _backend(self) -> Any:
-        return backend_of(self._group, self._device)
-
-    @cached_property
-    def _ours(self) -> bool:
-        """Whether the group's backend for these tensors is pycollective; kept, as hooks ask."""
-        return is_ours(self._group, self._device)
+        return average(tensor, self._group)
 
     def abort(self, reason: str) -> None:
         """Let nobody wait; but over NCCL and others peers wait until this process ends."""
-        if self._ours:
-            self._backend().communicator.abort(reason)
+        if (own := own_backend(self._group, self._device)) is not None:
+            own.communicator.abort(reason)
         elif self._heard and not reason.startswith(MISMATCH):  # which all ranks see by themselves
             group_of(self._group, self._device).disconnect()
 
@@ -162,7 +147,7 @@ def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) ->
     # Ranks compare by one backend, wherever the tensors of each are.
     meets = cpu if cpu in kinds or not kinds else kinds[0]
     where = device or meets
-    caller = OfProcessGroup(of, where if where.type == meets.type else meets)
+    caller = TorchGroup(of, where if where.type == meets.type else meets)
 
     def told() -> dict[str, Any]:
         if kinds and torch.device(where.type) not in kinds:
@@ -178,7 +163,7 @@ def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) ->
 
 
 def _groups(
-    of: dist.ProcessGroup, caller: OfProcessGroup, device: torch.device, between: str
+    of: dist.ProcessGroup, caller: TorchGroup, device: torch.device, between: str
 ) -> Groups:
     """Process groups of a state's own among the ranks of one; collective over those."""
     ranks = dist.get_process_group_ranks(of)
@@ -190,7 +175,7 @@ def _groups(
     _check_alike(caller, whole_world)
 
     def part(disjoint: Sequence[Sequence[int]]) -> Group:
-        mine: OfProcessGroup | None = None
+        mine: TorchGroup | None = None
         for members in disjoint:
             there = [ranks[member] for member in members]
             # Others than the group's ranks do not call this; those who do make as many groups.
@@ -202,7 +187,7 @@ def _groups(
                     use_local_synchronization=not whole_world,
                 )
                 if dist.get_rank() in there:
-                    mine = OfProcessGroup(made, device, members)
+                    mine = TorchGroup(made, device, members)
         assert mine is not None
         return mine
 

@@ -24,9 +24,9 @@ from pycollective.errors import ConfigurationError
 from pycollective.torch.compression.devices.feedback import DeviceFeedback
 from pycollective.torch.compression.devices.quantized import DeviceQuantizedOptions
 from pycollective.torch.compression.devices.sparse import DeviceSparseOptions
-from pycollective.torch.compression.groups import OfProcessGroup, group_maker
+from pycollective.torch.compression.groups import TorchGroup, group_maker
 from pycollective.torch.ordered.calls import fail
-from pycollective.torch.ordered.group import Streams
+from pycollective.torch.streams import issue, streams_of
 from pycollective.torch.worker import Worker
 from pycollective.typing import Between, By, Exchange, Values
 
@@ -36,7 +36,7 @@ _CPU = torch.device("cpu")
 _T = TypeVar("_T")
 
 
-class OfTensor:
+class FlatTensor:
     """A dense tensor on a state's device."""
 
     def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
@@ -166,11 +166,6 @@ def _device_of(parameter: torch.Tensor) -> torch.device:
     return _CPU if parameter.device.type in ("cpu", "meta") else parameter.device
 
 
-def streams_of(device: torch.device, whose: str) -> Streams | None:
-    """The stream of a state on a device; None on CPUs."""
-    return None if device.type == "cpu" else Streams(device, whose)
-
-
 def _on_device(options: Options, device: torch.device) -> Options:
     """The options of the same codec on a device."""
     fields = vars(options)
@@ -235,9 +230,9 @@ class State(SavedByStateDict):
         self._validated_buckets: set[tuple[Any, ...]] = set()  # by their keys
 
     @property
-    def _whole(self) -> OfProcessGroup:
+    def _whole(self) -> TorchGroup:
         whole = self._feedback.groups.all
-        assert isinstance(whole, OfProcessGroup)
+        assert isinstance(whole, TorchGroup)
         return whole
 
     def _call(self, call: Callable[[], _T], *tensors: torch.Tensor) -> _T:
@@ -254,10 +249,6 @@ class State(SavedByStateDict):
         finally:
             if tensors:  # also those that a call which fails has begun to write
                 self._streams.join_caller()
-
-    def _future(self) -> torch.futures.Future[Any]:
-        """One whose waiters wait in their streams, on devices."""
-        return torch.futures.Future(devices=[] if self._device == _CPU else [self._device])
 
     # DDP.
 
@@ -285,13 +276,12 @@ class State(SavedByStateDict):
     def _issue(
         self, bucket: dist.GradBucket, buffer: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        whole = OfTensor(buffer, self._device)
+        whole = FlatTensor(buffer, self._device)
         gradients = self._gradients(bucket, buffer)
         if self._skips_compression:
             return self._average_soon(bucket, buffer)
         first, last = bucket.index() == 0, bucket.is_last()
         feedback = self._feedback
-        future = self._future()
 
         def average() -> None:
             with feedback.groups.telling():
@@ -303,14 +293,11 @@ class State(SavedByStateDict):
 
         if self._streams is not None:
             try:
-                with self._streams.behind_caller(buffer):
-                    average()
-                    future.set_result(buffer)
+                return issue(self._streams, self._device, average, buffer, [buffer])
             except BaseException:
-                self._streams.join_caller()
                 feedback.give_up()
                 raise
-            return future
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
         def exchange() -> None:
             try:
@@ -324,9 +311,9 @@ class State(SavedByStateDict):
         self._exchange_thread.post(exchange)
         return future
 
-    def _gradients(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, OfTensor]:
+    def _gradients(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, FlatTensor]:
         """The gradients in a bucket, by name."""
-        found: dict[str, OfTensor] = {}
+        found: dict[str, FlatTensor] = {}
         at = 0
         for parameter in bucket.parameters():
             name = self._names.get(id(parameter))
@@ -337,7 +324,7 @@ class State(SavedByStateDict):
                     "that DDP wraps, after parameters were moved or replaced"
                 )
             # By place in the bucket, not by its views: those may be strided (channels last).
-            found[name] = OfTensor(buffer[at : at + parameter.numel()], self._device)
+            found[name] = FlatTensor(buffer[at : at + parameter.numel()], self._device)
             at += parameter.numel()
         return found
 
@@ -393,7 +380,7 @@ class State(SavedByStateDict):
         tensors = [flat.part(0, flat.count) for flat in flats.values()]
         return self._call(lambda: self._feedback.all_reduce(flats), *tensors)
 
-    def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
+    def _flat_of(self, name: str, tensor: torch.Tensor) -> FlatTensor:
         """A gradient in its parameter's order in memory."""
         parameter = self._parameters.get(name)
         if (
@@ -402,9 +389,9 @@ class State(SavedByStateDict):
             or not _is_permuted_dense(parameter)
             or not _is_dense(tensor)
         ):
-            return OfTensor(tensor, self._device)
+            return FlatTensor(tensor, self._device)
         flat = _flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}")
-        return OfTensor(flat, self._device)
+        return FlatTensor(flat, self._device)
 
     def reduce_scatter(self, out: Any, tensor: Any, key: str) -> bool | None:
         """Give each rank its shard of the average (not the sum) of a tensor over all ranks.
@@ -412,7 +399,7 @@ class State(SavedByStateDict):
         As NumPy's: `pycollective.compression.State.reduce_scatter`. On devices it returns None, as
         `all_reduce` does.
         """
-        to, of = OfTensor(out, self._device), OfTensor(tensor, self._device)
+        to, of = FlatTensor(out, self._device), FlatTensor(tensor, self._device)
         return self._call(lambda: self._feedback.reduce_scatter(to, of, key), out, tensor)
 
     def check_ranks(self, ranks: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ import torch.distributed as dist
 from pycollective.dtypes import TRAITS
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 from pycollective.shim import loading
-from pycollective.torch.ordered.group import Call, OrderedGroup, Streams
-from pycollective.torch.serving import is_ours
+from pycollective.torch.ordered.group import Call, OrderedGroup
+from pycollective.torch.serving import own_backend
+from pycollective.torch.streams import issue, streams_of
 from pycollective.triton.formats import name_of
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
@@ -125,7 +127,7 @@ def all_reduce(
     tensors = _list_of(tensor)
     _check(tensors, op, narrow)
     found = _checked_group(group)
-    if is_ours(found, tensors[0].device):  # whose bits are the contract's already
+    if own_backend(found, tensors[0].device) is not None:  # whose bits are the contract's already
         works = [dist.all_reduce(each, _REDUCE_OPS[_name(op)], found, async_op) for each in tensors]
         return _of_all(works, tensor) if async_op else None
     ordered = group_of(group, tensors[0].device)
@@ -183,7 +185,7 @@ def reduce_scatter(
             raise ConfigurationError(
                 "ordered.reduce_scatter: an output overlaps other ranks' parts of its input"
             )
-    if is_ours(found, tensors[0].device):
+    if own_backend(found, tensors[0].device) is not None:
         works = [
             dist.reduce_scatter_tensor(
                 part, whole.contiguous().view(-1), _REDUCE_OPS[_name(op)], found, async_op
@@ -219,9 +221,11 @@ def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str =
         ConfigurationError, CollectiveError: as for `all_reduce`.
     """
     found = _checked_group(group)
-    if not is_ours(found, torch.device(device)):
+    if own_backend(found, torch.device(device)) is None:
         ordered = group_of(found, torch.device(device))
-        _on_streams(ordered, ordered.prepare, [])
+        streams = ordered.streams
+        with streams.behind_caller() if streams is not None else contextlib.nullcontext():
+            ordered.prepare()
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
@@ -253,7 +257,7 @@ def group_of(group: dist.ProcessGroup | None, device: torch.device) -> OrderedGr
     with _making:
         of_devices = _groups.setdefault(found, {})
         if device not in of_devices:
-            streams = None if device.type == "cpu" else Streams(device)
+            streams = streams_of(device, "ordered")
             of_devices[device] = OrderedGroup(found, device, streams)
         return of_devices[device]
 
@@ -272,7 +276,7 @@ def _issue(
         # Among them those into which results are copied.
         tensors = [each for call in calls for each in (call.leaves, call.results)]
         tensors += _list_of(value)
-        future = _on_streams(ordered, run, tensors, value)
+        future = issue(ordered.streams, ordered.device, run, value, tensors)
         if not async_op:
             future.wait()
             return None
@@ -300,23 +304,6 @@ def _issue(
 
     ordered.worker.post(run_and_tell)
     return work
-
-
-def _on_streams(
-    ordered: OrderedGroup,
-    run: Callable[[], None],
-    tensors: Sequence[torch.Tensor],
-    value: Any = None,
-) -> torch.futures.Future[Any]:
-    """Issue on the group's stream; the future's waiters wait in theirs."""
-    if ordered.streams is None:
-        run()
-        return torch.futures.Future()
-    future: torch.futures.Future[Any] = torch.futures.Future(devices=[ordered.device])
-    with ordered.streams.behind_caller(*tensors):
-        run()
-        future.set_result(value)
-    return future
 
 
 def fail(future: torch.futures.Future[Any], error: BaseException) -> None:

@@ -34,13 +34,12 @@ from pycollective.errors import (
     CollectiveAborted,
     CollectiveError,
     CollectiveMismatch,
-    ConfigurationError,
 )
 from pycollective.order import Node, recipe
 from pycollective.placement import number_hosts
 from pycollective.torch.ordered import header, reduction
 from pycollective.torch.ordered.header import Header
-from pycollective.torch.ordered.layout import Layout, Shard, layout_of, places, spans
+from pycollective.torch.ordered.layout import Layout, Shard, layout_of, offsets, spans
 from pycollective.torch.ordered.messages import (
     HEADERS,
     LEAVES,
@@ -49,6 +48,7 @@ from pycollective.torch.ordered.messages import (
     Message,
     Messages,
 )
+from pycollective.torch.streams import Streams
 from pycollective.torch.worker import Worker
 from pycollective.triton.formats import name_of
 
@@ -78,48 +78,6 @@ class Call:
     results: torch.Tensor
     narrow: torch.dtype | None = None
     done: Callable[[], None] = lambda: None
-
-
-class Streams:
-    """The stream of a device on which calls run, one after another.
-
-    Args:
-        device: with its number.
-        whose: makes the calls, in errors.
-    """
-
-    def __init__(self, device: torch.device, whose: str = "ordered") -> None:
-        self._device, self._whose = device, whose
-        self._module = torch.get_device_module(device)
-        self._stream = self._module.Stream(device)
-
-    @contextlib.contextmanager
-    def behind_caller(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """Run the block's work behind what the caller's stream has been given.
-
-        Raises:
-            ConfigurationError: the stream captures a graph, whose replays would tell old headers.
-        """
-        if getattr(self._module, "is_current_stream_capturing", bool)():
-            raise ConfigurationError(
-                f"{self._whose}: a graph cannot capture these calls; make them outside of the "
-                "capture"
-            )
-        self._stream.wait_stream(self._module.current_stream(self._device))
-        for each in tensors:
-            each.record_stream(self._stream)
-        with self._module.stream(self._stream):
-            yield
-
-    def join_caller(self) -> None:
-        """Let the caller's stream wait for all that runs here."""
-        self._module.current_stream(self._device).wait_stream(self._stream)
-
-    def event(self) -> Any:
-        """An event behind what the current stream has been given."""
-        event = self._module.Event()
-        event.record()
-        return event
 
 
 class OrderedGroup:
@@ -341,11 +299,11 @@ class OrderedGroup:
         if not received:
             # Between hosts in the memory of the host's leaves, which are added up by now.
             received = list(self._buffer("rows", dtype, len(nodes), mine))
-            between = _terms_between_hosts(layout, rail, terms, nodes, received, places(mine))
+            between = _terms_between_hosts(layout, rail, terms, nodes, received, offsets(mine))
             self._messages.start(LEAVES, *between).wait()
 
         results = [self._result_of(call, each) for each in mine]
-        for shard, result, at in zip(mine, results, places(mine), strict=False):
+        for shard, result, at in zip(mine, results, offsets(mine), strict=False):
             own = iter(terms[rail.index(shard)])
             operands = [
                 self._own(next(own), row[at : at + shard.size])
@@ -378,7 +336,7 @@ class OrderedGroup:
         dtype = reduction.node_dtype(call.leaves.dtype, call.op)
         sums = self._buffer("sums", dtype, len(nodes), rail)
         found = []
-        for shard, at in zip(rail, places(rail), strict=False):
+        for shard, at in zip(rail, offsets(rail), strict=False):
             leaves = {
                 rank: self._own(call.leaves[shard.begin : shard.end], row[at : at + shard.size])
                 if rank == self.rank
@@ -547,7 +505,7 @@ class OrderedGroup:
         self, name: str, dtype: torch.dtype, rows: int, shards: Sequence[Shard]
     ) -> torch.Tensor:
         """Rows that hold these shards, one behind the other."""
-        return self._flat(name, dtype, rows, places(shards)[-1])
+        return self._flat(name, dtype, rows, offsets(shards)[-1])
 
     def _flat(self, name: str, dtype: torch.dtype, rows: int, elements: int) -> torch.Tensor:
         stride = -(-elements * dtype.itemsize // _ALIGNED) * _ALIGNED

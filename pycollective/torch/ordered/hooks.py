@@ -1,35 +1,87 @@
-"""The hook for DistributedDataParallel.
+"""Communication hooks for DistributedDataParallel.
 
 No `from __future__ import annotations` here: DDP compares a hook's annotations with the types
 themselves.
 """
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
+from pycollective.shim import loading
 from pycollective.torch.ordered.calls import all_reduce
+from pycollective.torch.serving import own_backend
+
+_Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
-def hook(
-    state: dist.ProcessGroup | None, bucket: dist.GradBucket
+def average(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients by the contract, over a group of any backend.
-
-    ``ddp.register_comm_hook(None, ordered.hook)``. The result depends neither on ``bucket_cap_mb``
-    nor on the backend, and is that of `pycollective.torch.all_reduce_hook`.
+    """Start the contract's average of a tensor over a group of any backend, in place.
 
     Args:
-        state: the process group to average over; None for the default group.
+        tensor: as `ordered.all_reduce` takes it; over the backend pycollective, as that does.
+        group: None for the default group.
+
+    Returns:
+        A future of the tensor. It carries the call's error.
+    """
+    found = dist.group.WORLD if group is None else group
+    if isinstance(found, dist.ProcessGroup) and own_backend(found, tensor.device) is not None:
+        future: torch.futures.Future[torch.Tensor] = loading.loaded().average(found, tensor)
+        return future
+    work = all_reduce(tensor, "avg", group, async_op=True)
+    assert work is not None
+    return work.get_future()
+
+
+def all_reduce_hook(
+    state: dist.ProcessGroup | None, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients by the contract: the hook that gives DDP the same bits always.
+
+    The gradients are added in the contract's order in fp32 (fp64 for fp64), divided once by the
+    number of ranks, and rounded once, so the result depends neither on ``bucket_cap_mb`` nor on the
+    backend, but on the gradients alone. Without a hook, DDP multiplies each gradient by 1/N in its
+    own dtype before any backend sees it, which rounds once more and, where N is not a power of two,
+    rounds 1/N itself.
+
+    Args:
+        state: the process group to average over, of any backend; None for the default group. Pass
+            it as the first argument of ``register_comm_hook``.
         bucket: DDP's; its buffer is averaged in place.
 
     Returns:
-        A future of the bucket's buffer. It carries the call's error, which ``loss.backward()``
-        then raises.
+        A future of the bucket's buffer. It carries the operation's `CollectiveError`, which
+        ``loss.backward()`` then raises.
 
     Raises:
-        ConfigurationError: there is no process group, or the gradients are sparse.
+        ConfigurationError: there is no process group; or the gradients are sparse, over another
+            backend than pycollective.
     """
-    buffer = bucket.buffer()
-    work = all_reduce(buffer, "avg", state, async_op=True)
-    assert work is not None
-    return work.get_future()
+    return average(bucket.buffer(), state)
+
+
+hook = all_reduce_hook  # its other name, which pickled DDP models may have
+
+
+def in_order(hook: _Hook) -> _Hook:
+    """Wrap a hook that issues collectives from callbacks, such as PowerSGD's.
+
+    Callbacks run when a bucket's first collective is done, at another moment on each rank, while
+    backward issues the next bucket's; so with two buckets or more the ranks call their collectives
+    in different orders, which raises `CollectiveMismatch`. Wrapped, each bucket's collectives end
+    before the next bucket's begin, at the price of their overlap with backward.
+    """
+
+    @functools.wraps(hook)
+    def run(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future = hook(state, bucket)
+        future.wait()
+        return future
+
+    return run

@@ -121,7 +121,7 @@ def spans(shards: Sequence[Shard]) -> list[tuple[int, int]]:
     return found
 
 
-def places(shards: Sequence[Shard]) -> list[int]:
+def offsets(shards: Sequence[Shard]) -> list[int]:
     """Where each shard begins when all lie one behind the other, and where the last one ends."""
     return list(accumulate((each.size for each in shards), initial=0))
 

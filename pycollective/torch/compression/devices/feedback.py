@@ -20,21 +20,21 @@ from pycollective.compression.bucket import CALL_BYTES, Agreement, Outcome
 from pycollective.compression.feedback import (
     Common,
     ErrorFeedback,
+    Given,
     Options,
     Shapes,
     Step,
-    Told,
 )
 from pycollective.compression.groups import Bytes, GroupMaker
 from pycollective.compression.residuals import Scaled
 from pycollective.errors import CollectiveMismatch
+from pycollective.torch.compression.devices.exchanges import gather, where_calls_begin
 from pycollective.torch.compression.devices.findings import Findings, Learn, wait_for
-from pycollective.torch.compression.devices.groups import gather, where_calls_begin
 from pycollective.torch.compression.devices.headers import Headers, upload
 from pycollective.torch.compression.devices.outcome import DeviceOutcome
 from pycollective.torch.compression.devices.sums import put
-from pycollective.torch.compression.groups import OfProcessGroup
-from pycollective.torch.ordered.group import Streams
+from pycollective.torch.compression.groups import TorchGroup
+from pycollective.torch.streams import Streams
 
 _T = TypeVar("_T")
 
@@ -110,7 +110,7 @@ class DeviceFeedback(ErrorFeedback):
     def _wait(self, event: Any, what: str) -> None:
         """Let the host wait for the device, as long as the ranks wait for each other."""
         whole = self.groups.all
-        assert isinstance(whole, OfProcessGroup)
+        assert isinstance(whole, TorchGroup)
         wait_for(event, whole.timeout, f"{self.name}: {what}")
 
     def meet(self) -> None:
@@ -129,7 +129,7 @@ class DeviceFeedback(ErrorFeedback):
         self.settle()
         super().reset()
 
-    def _together(self, what: str, given: Callable[[], Told[_T]]) -> _T:
+    def _together(self, what: str, given: Callable[[], Given[_T]]) -> _T:
         self.in_step()  # gives up what an unfinished backward has begun
         self.meet()
         return super()._together(what, given)

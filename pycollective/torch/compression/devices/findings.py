@@ -10,7 +10,7 @@ import torch
 
 from pycollective.compression.groups import Bytes
 from pycollective.errors import CollectiveTimeout
-from pycollective.torch.ordered.group import Streams
+from pycollective.torch.streams import Streams
 
 Learn = Callable[[], bool]
 _LONGEST_SLEEP = 1e-3  # seconds

@@ -25,7 +25,7 @@ from pycollective.compression.quantized import (
     Segments,
 )
 from pycollective.compression.residuals import Residuals
-from pycollective.torch.compression.devices.groups import exchange, gather
+from pycollective.torch.compression.devices.exchanges import exchange, gather
 from pycollective.torch.compression.devices.headers import Headers
 from pycollective.torch.compression.devices.kernels import load
 from pycollective.torch.compression.devices.outcome import DeviceOutcome
@@ -55,7 +55,7 @@ class DeviceQuantizedOptions(QuantizedOptions):
 
 def kernels() -> Any:
     """The module of the kernels; see `load`."""
-    return load("quantized")
+    return load("quantize")
 
 
 class DeviceQuantized:

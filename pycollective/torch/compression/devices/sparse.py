@@ -27,7 +27,7 @@ from pycollective.compression.residuals import Residuals
 from pycollective.compression.sparse import SparseOptions, count_of
 from pycollective.compression.sparse_layout import Layout, Message
 from pycollective.errors import ConfigurationError
-from pycollective.torch.compression.devices.groups import exchange, gather
+from pycollective.torch.compression.devices.exchanges import exchange, gather
 from pycollective.torch.compression.devices.headers import Headers, upload
 from pycollective.torch.compression.devices.kernels import load
 from pycollective.torch.compression.devices.outcome import DeviceOutcome
@@ -51,13 +51,13 @@ class Kernels(NamedTuple):
     """The modules of the kernels."""
 
     top_k: Any
-    places: Any
-    sparse: Any
+    index_packing: Any
+    sparse_sums: Any
 
 
 def kernels() -> Kernels:
     """The modules of the kernels; see `load`."""
-    return Kernels(load("top_k"), load("places"), load("sparse"))
+    return Kernels(load("top_k"), load("index_packing"), load("sparse_sums"))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class DeviceSparseOptions(SparseOptions):
         return DeviceTopK(groups, partition, self, sizes)
 
 
-class _Room:
+class _FixedMessage:
     """Messages about the same segments, all as long as the longest can be.
 
     Attributes:
@@ -97,7 +97,9 @@ class _Room:
     ) -> None:
         self.of, self.counts, self.capacity = of, list(counts), sum(counts)
         self.tail_at = of.uncompressed_at + 4 * of.uncompressed_count
-        self.bytes = self.tail_at + kernels().places.tail_bound(self.capacity, of.size, values)
+        self.bytes = self.tail_at + kernels().index_packing.tail_bound(
+            self.capacity, of.size, values
+        )
         self.bounds = _Bounds(of.offsets, of.items, of.starts, device)
 
 
@@ -165,7 +167,7 @@ class _Plan:
         return _ToOwners(*self._of)
 
     @cached_property
-    def parts(self) -> list[list[_Room]]:
+    def parts(self) -> list[list[_FixedMessage]]:
         """Messages about what each host owns of each local shard."""
         codec, layout, counts, density = self._of
         every = [codec.room(counts, of, density) for of in layout.host_shards.messages]
@@ -341,7 +343,7 @@ class DeviceTopK:
         if merges and came is not None:
             kept, lost, are_finite = self._select(came, plan.owned[shard], all_zero)
             kept = kept._replace(values=kept.values.to(torch.float32))
-            rows = kernels().sparse.mark([kept], room.of.size)
+            rows = kernels().sparse_sums.mark([kept], room.of.size)
             finite.append(are_finite)
             if mine:
                 # What nobody got goes back to its sender; what rounding drops stays with the owner.
@@ -455,11 +457,11 @@ class DeviceTopK:
         bad = headers.bad | ~finite
         return DeviceOutcome(None, sent, bad, headers.differs, headers.findings)
 
-    def room(self, counts: Sequence[int], of: Message, density: float) -> _Room:
+    def room(self, counts: Sequence[int], of: Message, density: float) -> _FixedMessage:
         """Messages about these segments of parameters of so many elements."""
         sizes = zip(of.items.tolist(), (of.stops - of.starts).tolist(), strict=True)
         most = [self._most(counts[n], size, density) for n, size in sizes]
-        return _Room(of, most, self._values, self.device)
+        return _FixedMessage(of, most, self._values, self.device)
 
     def _most(self, count: int, size: int, density: float) -> int:
         """How many of a parameter's `count` elements can be sent of a segment of `size`.
@@ -534,7 +536,11 @@ class DeviceTopK:
             place += x.numel()
 
     def _message(
-        self, room: _Room, header: torch.Tensor, uncompressed: Sequence[torch.Tensor], entries: Any
+        self,
+        room: _FixedMessage,
+        header: torch.Tensor,
+        uncompressed: Sequence[torch.Tensor],
+        entries: Any,
     ) -> torch.Tensor:
         """A message.
 
@@ -550,7 +556,7 @@ class DeviceTopK:
             numbers = torch.cat(list(uncompressed)).view(torch.uint8)
             message[room.of.uncompressed_at : room.tail_at] = numbers
         length = torch.empty(1, dtype=torch.int64, device=self.device)
-        kernels().places.write(entries, room.of.size, message[room.tail_at :], length)
+        kernels().index_packing.write(entries, room.of.size, message[room.tail_at :], length)
         return message
 
     def _add_back(
@@ -573,10 +579,10 @@ class DeviceTopK:
         for number, start, limits in segments:
             left: Any = self._send_residual.left(bucket.items[number].name)
             first = start - bucket.local_shards[number][shard][0]
-            kernels().sparse.add_at(left[first:], entries, limits, but)
+            kernels().sparse_sums.add_at(left[first:], entries, limits, but)
 
     def _read(
-        self, room: _Room, messages: torch.Tensor, all_zero: torch.Tensor, headers: Headers
+        self, room: _FixedMessage, messages: torch.Tensor, all_zero: torch.Tensor, headers: Headers
     ) -> _Came | None:
         """The entries of messages; None of those that are about no compressed parameter."""
         if not room.of.size:
@@ -590,10 +596,10 @@ class DeviceTopK:
         read = []
         for tail, length in zip(tails, lengths.split(1), strict=True):
             entries = modules.top_k.Entries.empty(room.capacity, torch.float32, self.device)
-            modules.places.read(tail, length, room.of.size, self._values, entries, flags)
+            modules.index_packing.read(tail, length, room.of.size, self._values, entries, flags)
             read.append(entries)
         headers.refuse((flags & 1).bool())
-        rows = modules.sparse.mark(read, room.of.size)
+        rows = modules.sparse_sums.mark(read, room.of.size)
         places = torch.stack([self._in_use(entries) for entries in read])
         rows.values.masked_fill_(all_zero[room.bounds.items][room.bounds.within(places)], 0)
         return _Came(rows, places)
@@ -609,14 +615,14 @@ class DeviceTopK:
         modules, empty = kernels(), kernels().top_k.Entries.empty
         room = min(came.places.numel(), came.rows.size)
         sums = empty(room, torch.float32, self.device)
-        modules.sparse.total(came.rows, sums)
+        modules.sparse_sums.total(came.rows, sums)
         begins = bounds.bounds.expand(len(came.places), -1).contiguous()
         each_sent = torch.searchsorted(came.places, begins).diff()
         wanted = each_sent.amax(0).masked_fill(all_zero[bounds.items], 0)
         edges = torch.searchsorted(self._in_use(sums), bounds.bounds)
         kept, lost = empty(room, self._values, self.device), torch.empty_like(sums.values)
         flags = torch.zeros(1, dtype=torch.int32, device=self.device)
-        modules.sparse.select_sums(sums, edges, wanted, kept, lost, flags)
+        modules.sparse_sums.select_sums(sums, edges, wanted, kept, lost, flags)
         return kept, kept._replace(values=lost), (flags & 1).squeeze(0) == 0
 
     def _in_use(self, entries: Any) -> torch.Tensor:
@@ -625,7 +631,7 @@ class DeviceTopK:
         return torch.where(number < entries.count, entries.places.to(torch.int64) & _MASK, _SPACE)
 
     def _write(
-        self, room: _Room, messages: torch.Tensor, rows: Any, target: Callable[[int], Flat]
+        self, room: _FixedMessage, messages: torch.Tensor, rows: Any, target: Callable[[int], Flat]
     ) -> torch.Tensor:
         """Write the averages of what messages are about; whether they are finite: () of bool.
 
@@ -651,7 +657,7 @@ class DeviceTopK:
         ]
         for dtype in {out.dtype for out in outs}:
             dense = torch.empty(of.size, dtype=dtype, device=self.device)
-            kernels().sparse.average(rows, dense, float(ranks))
+            kernels().sparse_sums.average(rows, dense, float(ranks))
             finite.append(torch.isfinite(dense).all())
             pieces = zip(outs, dense.split([out.numel() for out in outs]), strict=True)
             every = [(out, piece) for out, piece in pieces if out.dtype == dtype]
@@ -663,7 +669,7 @@ class DeviceTopK:
 
 
 def _uncompressed(
-    bucket: Bucket, room: _Room, own: Sequence[torch.Tensor], shard: int
+    bucket: Bucket, room: _FixedMessage, own: Sequence[torch.Tensor], shard: int
 ) -> list[torch.Tensor]:
     """The elements of small parameters that a message has, of a host's sums, in fp32."""
     found = []

@@ -9,7 +9,7 @@ import torch
 from pycollective import order
 from pycollective.compression.bucket import Bucket, header_bytes
 from pycollective.compression.groups import Groups
-from pycollective.torch.compression.devices.groups import exchange
+from pycollective.torch.compression.devices.exchanges import exchange
 from pycollective.torch.compression.devices.headers import Headers
 from pycollective.torch.ordered import reduction
 

@@ -9,7 +9,7 @@ import torch
 
 from pycollective.compression.groups import Group
 from pycollective.compression.sparse import ROUNDS
-from pycollective.torch.compression.devices.groups import exchange, gather
+from pycollective.torch.compression.devices.exchanges import exchange, gather
 
 
 def thresholds(

@@ -18,7 +18,7 @@ from tests.ptx.machine import Launch, Memory
 from tests.ptx.parser import parse
 from tests.triton.compiled import compiled, module, needs
 
-KERNELS = module("quantized", interpreted=False)
+KERNELS = module("quantize", interpreted=False)
 WORDS = {"float32": "*i32", "float16": "*i16", "bfloat16": "*i16"}
 STORM = pytest.mark.storm
 CHUNK = {codec: cpu.usual_chunk(codec) for codec in cpu.CODECS}

@@ -11,7 +11,7 @@ from tests.inputs import dtype_of, from_words, same_bits
 from tests.kernels import quantized as cpu
 from tests.triton.compiled import module
 
-KERNELS = module("quantized", interpreted=True)
+KERNELS = module("quantize", interpreted=True)
 DTYPES = ["float32", "float16", "bfloat16"]
 BIT, OTHERS = 1, 6  # of flags: that something is not finite, and what is not touched
 

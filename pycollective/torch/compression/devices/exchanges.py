@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from pycollective.compression.groups import Alone, Group, Groups, InOrder
-from pycollective.torch.compression.groups import OfProcessGroup
+from pycollective.torch.compression.groups import TorchGroup
 
 
 def exchange(group: Group, rows: torch.Tensor) -> torch.Tensor:
@@ -17,7 +17,7 @@ def exchange(group: Group, rows: torch.Tensor) -> torch.Tensor:
     if isinstance(group, InOrder):
         at = [group.numbers.index(rank) for rank in range(group.size)]
         return _picked(exchange(group.group, _picked(rows, at)), group.numbers)
-    assert isinstance(group, OfProcessGroup)
+    assert isinstance(group, TorchGroup)
     return group.exchange(rows)
 
 
@@ -27,7 +27,7 @@ def gather(group: Group, row: torch.Tensor) -> torch.Tensor:
         return row.view(1, -1)
     if isinstance(group, InOrder):
         return _picked(gather(group.group, row), group.numbers)
-    assert isinstance(group, OfProcessGroup)
+    assert isinstance(group, TorchGroup)
     return group.gather(row)
 
 

@@ -16,8 +16,8 @@ from tests.triton.test_compiled import needs
 from tests.triton.test_top_k import bits, tensor
 
 STORM = pytest.mark.storm
-COMPILED = module("places", interpreted=False)
-kernels = ways("places")
+COMPILED = module("index_packing", interpreted=False)
+kernels = ways("index_packing")
 MOST = (1 << 32) - 1
 SPARE = 37  # entries that are not in use
 

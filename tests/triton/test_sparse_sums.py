@@ -16,8 +16,8 @@ from tests.triton.test_compiled import needs
 from tests.triton.test_top_k import NUMPY, bits, tensor
 
 STORM = pytest.mark.storm
-COMPILED = module("sparse", interpreted=False)
-kernels = ways("sparse")
+COMPILED = module("sparse_sums", interpreted=False)
+kernels = ways("sparse_sums")
 
 
 def parts_of(ranks, size, density):

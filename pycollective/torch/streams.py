@@ -1,0 +1,89 @@
+"""Calls on a device: on a stream of their own, behind what the caller's stream has been given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pycollective.errors import ConfigurationError
+
+
+class Streams:
+    """The stream of a device on which calls run, one after another.
+
+    Args:
+        device: with its number.
+        whose: makes the calls, in errors.
+    """
+
+    def __init__(self, device: torch.device, whose: str) -> None:
+        self._device, self._whose = device, whose
+        self._module = torch.get_device_module(device)
+        self._stream = self._module.Stream(device)
+
+    @contextmanager
+    def behind_caller(self, *tensors: torch.Tensor) -> Iterator[None]:
+        """Run the block's work behind what the caller's stream has been given.
+
+        Raises:
+            ConfigurationError: the stream captures a graph, whose replays would tell old headers.
+        """
+        if getattr(self._module, "is_current_stream_capturing", bool)():
+            raise ConfigurationError(
+                f"{self._whose}: a graph cannot capture these calls; make them outside of the "
+                "capture"
+            )
+        self._stream.wait_stream(self._module.current_stream(self._device))
+        for each in tensors:
+            each.record_stream(self._stream)
+        with self._module.stream(self._stream):
+            yield
+
+    def join_caller(self) -> None:
+        """Let the caller's stream wait for all that runs here."""
+        self._module.current_stream(self._device).wait_stream(self._stream)
+
+    def event(self) -> Any:
+        """An event behind what the current stream has been given."""
+        event = self._module.Event()
+        event.record()
+        return event
+
+
+def streams_of(device: torch.device, whose: str) -> Streams | None:
+    """The stream of calls on a device; None on CPUs."""
+    return None if device.type == "cpu" else Streams(device, whose)
+
+
+def issue(
+    streams: Streams,
+    device: torch.device,
+    call: Callable[[], None],
+    result: Any,
+    tensors: Sequence[torch.Tensor],
+) -> torch.futures.Future[Any]:
+    """Make a call on the stream, behind the caller's work.
+
+    Args:
+        streams: of the device.
+        device: where the call's tensors are.
+        call: issues the work. If it raises, the caller's stream waits for what was issued.
+        result: of the future.
+        tensors: those that the call uses.
+
+    Returns:
+        A future whose waiters wait in their streams, and the host does not.
+    """
+    future: torch.futures.Future[Any]
+    future = torch.futures.Future(devices=None if device.type == "cpu" else [device])
+    try:
+        with streams.behind_caller(*tensors):
+            call()
+            future.set_result(result)
+    except BaseException:
+        streams.join_caller()
+        raise
+    return future
