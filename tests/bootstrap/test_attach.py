@@ -174,8 +174,15 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.parametrize("said", ["", "rank 0: has no memory"])
 @pytest.mark.parametrize("before", [True, False], ids=["before the hello", "after it"])
-def test_who_accepts_an_attachment_and_ends_is_named(ranks, monkeypatch, before):
+def test_who_accepts_an_attachment_and_ends_is_named(ranks, monkeypatch, before, said):
+    """And what it has reported before is said instead."""
+
+    def why():
+        if said:
+            raise ConfigurationError(said)
+
     (other,) = ranks(2)[1:]
     # A process of its own, which listens: the kernel says whose a connection is.
     process = subprocess.Popen(
@@ -195,8 +202,8 @@ def test_who_accepts_an_attachment_and_ends_is_named(ranks, monkeypatch, before)
 
         monkeypatch.setattr(attach, "_send", send_beside_an_end)
         until = time.monotonic() + 10
-        with pytest.raises(ConfigurationError, match="rank 0 has ended while it joined"):
-            attach_peers(other.node, other.listener, [gone], [], until, lambda: None)
+        with pytest.raises(ConfigurationError, match=said or "rank 0 has ended while it joined"):
+            attach_peers(other.node, other.listener, [gone], [], until, why)
 
 
 def close_unanswered(rank, sent):

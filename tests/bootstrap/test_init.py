@@ -11,17 +11,28 @@ import socket
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
 
 import pycollective as pc
+from pycollective import _core
 from pycollective.bootstrap import attach, joining, rendezvous
 from pycollective.bootstrap.init import simulated_hosts
 from pycollective.bootstrap.store import StoreClient, StoreServer
 from tests.harness import PerRank, Ranks, counts, results, run_ranks
-from tests.joining import Minimal, await_listeners_of, clear_launch, failing, free_unix, works
+from tests.joining import (
+    CountingStore,
+    Minimal,
+    NodeOfThread,
+    await_listeners_of,
+    clear_launch,
+    failing,
+    free_unix,
+    works,
+)
 
 
 def join_late(comm, delay):
@@ -240,6 +251,40 @@ def test_some_ranks_of_a_job_are_named_by_rank_not_by_place():
         rendezvous.Rendezvous(store, 0, 2, 5.0, "", ranks=[4, 6]).exchange(
             rendezvous.Record(2), str
         )
+    early = rendezvous.Rendezvous(CountingStore(), 0, 2, 0.1, "", ranks=[4, 6])
+    with pytest.raises(pc.CollectiveTimeout, match=r"rank 4 .*: rank\(s\) 6 of 2 did not come"):
+        early.exchange(rendezvous.Record(2), str)
+
+
+def test_a_store_that_fails_is_no_rank_that_is_late():
+    class Failing(CountingStore):
+        def wait(self, keys, timeout):
+            raise RuntimeError("the store has gone")
+
+    with pytest.raises(RuntimeError, match="the store has gone"):
+        rendezvous.Rendezvous(Failing(), 0, 2, 20.0, "").exchange(rendezvous.Record(2), str)
+
+
+def test_ranks_with_areas_of_different_sizes_use_the_smallest(monkeypatch):
+    monkeypatch.setattr(joining, "NODE", NodeOfThread())
+    store = CountingStore()
+
+    def join(place):
+        if place == 1:  # it has other groups, and less is left for one more
+            for _ in range(20):
+                joining.NODE.get().allocate(2, False)
+        return joining.join_host(rendezvous.Rendezvous(store, place, 2, 20.0, "")).data_bytes
+
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(join, range(2))
+    assert one == other < _core.Node().mailbox_bytes(2, False)
+
+
+def test_an_argument_beats_the_variable(monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_TOPOLOGY", "no topology")
+    monkeypatch.setenv("PYCOLLECTIVE_WIRE", "no wire")
+    with pc.init(rank=0, size=1, topology="1x1", wire="exact") as comm:
+        assert comm.wire == "exact"
 
 
 def be_older():
@@ -411,6 +456,7 @@ def meet_twice_under_one_prefix(comm, address):
 def test_a_prefix_serves_once(address):
     for error, took in results(run_ranks(meet_twice_under_one_prefix, 2, address)):
         assert isinstance(error, pc.ConfigurationError)
+        assert "both claim rank" in str(error)
         assert took < 5
 
 

@@ -42,6 +42,7 @@ def join(store, rank, size, timeout=30.0, played=()):
     assert where.host_of[rank] == rank * len(set(where.host_of)) // size
     mine = record(rank, size)
     whole = where.of_all()
+    assert where.deadline == whole.deadline == where.of_host().deadline
     with whole.sharing_problems():
         host = where.of_host()
         mine.size = host.size

@@ -97,6 +97,17 @@ def test_a_process_finds_its_attempt_once(store, torchrun):
     client.close()
 
 
+def test_a_fork_finds_its_attempt_itself(store, torchrun, monkeypatch):
+    client = StoreClient(store, timeout=20)
+    mine = restarts.Restarts()
+    mine._prefix, lock = "attempt0of2/", mine._lock
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(CollectiveTimeout):
+        mine.prefix(client, 0, 2, 0.1)
+    assert mine._lock is not lock  # which a thread of the parent may have held
+    client.close()
+
+
 def test_whoever_gave_up_tries_again_in_the_next(store, torchrun):
     client = StoreClient(store, timeout=20)
     mine = restarts.Restarts()

@@ -75,6 +75,21 @@ def test_the_tasks_of_several_nodes_whose_first_rank_is_not_on_the_first():
     assert answers == [[(rank, 3, True)] * 2 for rank in range(3)]
 
 
+def test_the_first_task_of_the_first_node_serves_at_a_port_of_its_step(monkeypatch):
+    def find(number, rank, node, local):
+        alike = step(4, number, 2, "node[1-2]", PYCOLLECTIVE_SECRET="0123abcd")
+        for name, value in {**alike, **task(rank, node, local)}.items():
+            monkeypatch.setenv(name, value)
+        return slurm.find_step()
+
+    monkeypatch.delenv("PYCOLLECTIVE_PORT", raising=False)
+    places = [(0, 1, 0), (1, 0, 1), (2, 0, 0), (3, 1, 1)]
+    steps = [find(0, *place) for place in places]
+    assert [bool(each.listen) for each in steps] == [False, False, True, False]
+    assert {each.address for each in steps} == {steps[0].address}
+    assert find(1, *places[0]).address != steps[0].address
+
+
 def test_several_nodes_want_a_secret_and_say_how():
     alike = step(2, 2, 2, "localhost,node2")
     for error in join_all([{**alike, **task(0)}, {**alike, **task(1, 1, 0)}]):
