@@ -90,11 +90,26 @@ def test_the_first_task_of_the_first_node_serves_at_a_port_of_its_step(monkeypat
     assert find(1, *places[0]).address != steps[0].address
 
 
-def test_several_nodes_want_a_secret_and_say_how():
-    alike = step(2, 2, 2, "localhost,node2")
-    for error in join_all([{**alike, **task(0)}, {**alike, **task(1, 1, 0)}]):
-        assert isinstance(error, pc.ConfigurationError)
-        assert "export PYCOLLECTIVE_SECRET=$(openssl rand -hex 16)" in str(error)
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({**step(2, 2, 2), **task(1)}, r"export PYCOLLECTIVE_SECRET=\$\(openssl rand -hex 16\)"),
+        ({**step(2, 2), **task(2)}, "rank 2 of 2: ranks count from 0"),
+        ({**step(2, 2), **task(1), "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID is 'x'"),
+        (
+            {**step(2, 2, 2, "", PYCOLLECTIVE_SECRET="0123abcd"), **task(0)},
+            "SLURM_STEP_NODELIST is '', which names no node",
+        ),
+    ],
+)
+def test_a_step_that_cannot_be_right_is_refused(monkeypatch, variables, said):
+    clear_launch(kept := dict(os.environ))
+    for name in os.environ.keys() - kept.keys():
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(pc.ConfigurationError, match=said):
+        slurm.find_step()
 
 
 def test_a_port_that_is_taken_is_named_with_the_variable_that_names_another():
