@@ -134,7 +134,7 @@ def test_a_spoiled_store_ends_in_a_typed_error_or_in_right_sums(seed, monkeypatc
             spoiled = Spoiled(store, key, turns.random())
             seen = [spoiled if rank in those else store for rank in range(2)]
             start = time.monotonic()
-            jobs = [threads.submit(act, seen[rank], rank, 1.0) for rank in range(2)]
+            jobs = [threads.submit(act, seen[rank], rank, 0.5) for rank in range(2)]
             for each in jobs:
                 error = each.result(30)
                 late = isinstance(error, pc.CollectiveTimeout)

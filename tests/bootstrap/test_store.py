@@ -221,7 +221,7 @@ def test_the_end_of_the_server_reaches_who_waits(address):
     client = StoreClient(address, SECRET, timeout=30)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(client.get, "never")
-        time.sleep(0.1)
+        await_(lambda: server._waiting)
         server.close()
         with pytest.raises(ConfigurationError, match="it has ended"):
             waiting.result(5)
