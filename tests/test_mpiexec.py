@@ -46,7 +46,7 @@ if rank == absent:
         time.sleep(0.01)
     sys.exit()
 try:
-    pc.init(timeout=1)
+    pc.init(timeout=0.3)
 except pc.CollectiveTimeout as error:
     sys.stdout.write(f"{error}\\n")
 open(f"{told}/{rank}", "w").close()
