@@ -8,9 +8,11 @@ import socket
 import threading
 import time
 
+import numpy as np
 import torch.distributed as dist  # what ranks are forked of has it
 
 import pycollective as pc
+from pycollective.transport import gloo
 from pycollective.transport.gloo import GlooTransport
 from tests.harness import results, run_ranks, thread_names
 from tests.joining import failing
@@ -131,3 +133,33 @@ def test_ctrl_c_ends_an_init_that_waits_at_torchs_store():
     [(error, seconds)] = results(run_ranks(interrupted_alone, 1, free_port(), join=False))
     assert isinstance(error, KeyboardInterrupt), error
     assert seconds < 15  # torch's own wait begins anew after 30 s
+
+
+def split_in_pairs(comm):
+    sums = []
+    for _ in range(2):
+        with comm.split(comm.rank // 2) as pair:
+            x = np.full(3, comm.rank + 1.0)
+            pair.all_reduce(x)
+            sums += [pair.size, *set(x.tolist())]
+    return sums
+
+
+def test_groups_of_one_split_and_of_the_next_meet_apart():
+    hosts = {"PYCOLLECTIVE_TOPOLOGY": "4x1"}
+    sums = results(run_ranks(split_in_pairs, 4, variables=hosts))
+    assert sums == [[2, 3, 2, 3]] * 2 + [[2, 7, 2, 7]] * 2
+
+
+def test_loopback_is_the_address_only_where_there_is_no_other(monkeypatch):
+    ways = {socket.gethostname(): "127.0.1.1", gloo._OUTSIDE: "192.168.1.7"}
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setattr(gloo, "_towards", lambda target: ways.get(target, ""))
+    assert gloo.own_address() == "192.168.1.7"
+    ways["master"] = "10.0.0.1"
+    assert gloo.own_address("master") == "10.0.0.1"
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    ways["elsewhere"] = "10.0.0.2"
+    assert gloo.own_address("master") == "10.0.0.2"
+    ways.clear()
+    assert gloo.own_address() == "127.0.0.1"

@@ -7,12 +7,10 @@ attached), and checked here.
 from __future__ import annotations
 
 import functools
-import os
 import re
 
 import pytest
 
-import pycollective as pc
 from tests.launchers import NAMES, parts, run_text
 
 VERIFY = """
@@ -200,17 +198,6 @@ def test_a_program(run, name, ranks, topology):
     sizes = {"2x1": [1, 1], "1,3,1": [1, 3, 1]}[topology]
     near = [size for size in sizes for _ in range(size)]
     assert parts(done.stdout) == [f"{rank}: {size} segments" for rank, size in enumerate(near)]
-
-
-@pytest.mark.parametrize("given", [{"topology": "2x1"}, {"rank": 0, "size": 1, "topology": "2x1"}])
-def test_a_topology_for_others(monkeypatch, given):
-    for name in list(os.environ):
-        if name.startswith(("PYCOLLECTIVE_", "MASTER_", "PMI", "OMPI_")) or "RANK" in name:
-            monkeypatch.delenv(name)
-    with pytest.raises(pc.ConfigurationError, match="is for 2 ranks, and there are 1"):
-        pc.init(**given)
-    with pc.init(topology="1x1") as comm:
-        assert comm.size == 1
 
 
 @pytest.mark.parametrize(("text", "ranks"), [(AGAIN, 3), (AFTER_A_FAILURE, 2)], ids=["end", "fail"])

@@ -77,8 +77,6 @@ def test_what_is_no_array_of_a_known_type_is_refused(alone, name, position, bad)
         (lambda c, x: c.split(0, key="a"), "key 'a'"),
         (lambda c, x: setattr(c, "timeout", math.inf), "finite"),
         (lambda c, x: setattr(c, "timeout", 0), "above 0"),
-        (lambda c, x: pc.init(timeout=math.inf), "finite"),
-        (lambda c, x: pc.init(timeout=math.nan), "finite"),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(alone, call, said):

@@ -11,8 +11,9 @@ namespace {
 
 FakeMpi state;
 
-int begin(int* request) {
+int begin(int peer, int* request) {
   if (state.begins != 0) return state.begins;
+  state.peers.push_back(peer);
   *request = ++state.requests;
   return 0;
 }
@@ -22,8 +23,10 @@ int begin(int* request) {
 extern "C" {
 FakeMpi* fake_mpi() { return &state; }
 
-int MPI_Isend(const void*, int, int, int, int, int, int* request) { return begin(request); }
-int MPI_Irecv(void*, int, int, int, int, int, int* request) { return begin(request); }
+int MPI_Isend(const void*, int, int, int peer, int, int, int* request) {
+  return begin(peer, request);
+}
+int MPI_Irecv(void*, int, int, int peer, int, int, int* request) { return begin(peer, request); }
 
 int MPI_Testsome(int count, int* requests, int* done, int* indices, void* statuses) {
   int result = 0;
@@ -42,10 +45,19 @@ int MPI_Testsome(int count, int* requests, int* done, int* indices, void* status
   return result;
 }
 
-int MPI_Cancel(int*) { return 0; }
+int MPI_Cancel(int* request) {
+  state.cancelled.push_back(*request);
+  return 0;
+}
 int MPI_Test_cancelled(const void*, int* cancelled) { return *cancelled = 0; }
-int MPI_Comm_free(int*) { return 0; }
-int MPI_Finalized(int* finalized) { return *finalized = 0; }
+int MPI_Comm_free(int*) {
+  ++state.freed;
+  return 0;
+}
+int MPI_Finalized(int* finalized) {
+  *finalized = state.finalized;
+  return 0;
+}
 int MPI_Error_class(int code, int* error_class) {
   *error_class = code & 0xff;
   return 0;

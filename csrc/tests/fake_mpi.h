@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <map>
+#include <vector>
 
 namespace pycollective::testing {
 
@@ -21,6 +22,10 @@ struct FakeMpi {
   int requests = 0;         // that were made
   std::map<int, int> ends;  // by request, with what error: those that MPI_Testsome tells of next
   int forgets = 0;          // a request that it then ends without telling
+  bool finalized = false;
+  int freed = 0;               // communicators
+  std::vector<int> peers;      // of each request, as MPI numbers them
+  std::vector<int> cancelled;  // requests
 };
 
 }  // namespace pycollective::testing

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "engine/internode/messenger.h"
 #include "mpi/link.h"
@@ -179,7 +180,7 @@ struct MpiBeside {
     constants.in_status = kInStatus;
     constants.proc_failed = kProcFailed;
     constants.proc_failed_pending = kProcFailedPending;
-    link = make_mpi_link(constants, 1, {0, 1, 2}, false);
+    link = make_mpi_link(constants, 1, {4, 2, 7}, false);
   }
   FakeMpi* mpi;
   std::shared_ptr<Link> link;
@@ -207,6 +208,67 @@ void what_came_beside_a_failure_is_kept(const std::string& library) {
   beside.mpi->ends = {{3, 0}, {4, 0}};
   link.progress();
   CHECK(link.test(from_any) == Outcome::kDone && link.test(sent) == Outcome::kDone);
+}
+
+// MPI numbers ranks in its own way; a message keeps its number until it is told of.
+void messages_have_numbers_of_their_own(const std::string& library) {
+  MpiBeside beside(library);
+  Link& link = *beside.link;
+  float data[4] = {};
+  std::vector<Link::Transfer> messages;
+  for (const int rank : {0, 1, 2}) messages.push_back(link.receive(rank, kLaneFirst, data, 4));
+  messages.push_back(link.send(2, kLaneFirst, data, 4, true));
+  messages.push_back(link.receive(Link::kAnyRank, kLaneControl, data, 4));
+  CHECK((beside.mpi->peers == std::vector<int>{4, 2, 7, 7, -2}));
+  // The first and the last end at once, and none of the others is lost for it.
+  beside.mpi->ends = {{1, 0}, {5, 0}};
+  link.progress();
+  CHECK(link.test(messages[0]) == Outcome::kDone && link.test(messages[4]) == Outcome::kDone);
+  for (const Link::Transfer each : messages)
+    if (each != messages[0] && each != messages[4]) CHECK(link.test(each) == Outcome::kUnderWay);
+  const auto next = link.receive(0, kLaneFirst, data, 4);
+  CHECK(next != messages[0] && next != messages[4]);
+  beside.mpi->ends = {{2, 0}, {3, 0}, {4, 0}, {6, 0}};
+  link.progress();
+  for (const Link::Transfer each : {messages[1], messages[2], messages[3], next})
+    CHECK(link.test(each) == Outcome::kDone);
+}
+
+// A receive is cancelled once, a send never.
+void only_receives_are_cancelled(const std::string& library) {
+  MpiBeside beside(library);
+  float data[2] = {};
+  const auto sent = beside.link->send(1, kLaneFirst, data, 4, true);
+  const auto awaited = beside.link->receive(1, kLaneFirst, data + 1, 4);
+  for (int i = 0; i < 2; ++i)
+    for (const auto each : {sent, awaited}) beside.link->cancel(each);
+  CHECK(beside.mpi->cancelled == std::vector<int>{2});
+}
+
+// MPI's communicator is freed once; not while messages may be on their way, nor behind MPI's end.
+void what_mpi_gave_is_given_back_once(const std::string& library) {
+  for (const bool quiet : {true, false})
+    for (const bool busy : {true, false})
+      for (const bool finalized : {true, false}) {
+        MpiBeside beside(library);
+        float data = 0;
+        if (busy) beside.link->receive(1, kLaneFirst, &data, 4);
+        beside.mpi->finalized = finalized;
+        beside.link->close(quiet);
+        beside.link->close(quiet);
+        CHECK(beside.mpi->freed == (quiet && !busy && !finalized));
+      }
+}
+
+void a_message_that_mpi_cannot_count_is_refused(const std::string& library) {
+  MpiBeside beside(library);
+  bool thrown = false;
+  try {
+    beside.link->send(1, kLaneFirst, nullptr, std::size_t{1} << 32, true);
+  } catch (const std::runtime_error& error) {
+    thrown = contains(error.what(), "more than 2 GiB");
+  }
+  CHECK(thrown && beside.mpi->peers.empty());
 }
 
 // A rank is lost if MPI says so as a message begins, and for no other error.
@@ -278,6 +340,10 @@ int main(int, char** arguments) {
   no_memory_is_no_death_of_a_peer();
   a_transport_that_fails_unseen_is_told_to_all();
   const std::string mpi = std::filesystem::absolute(arguments[0]).parent_path() / "libfake_mpi.so";
+  messages_have_numbers_of_their_own(mpi);
+  only_receives_are_cancelled(mpi);
+  what_mpi_gave_is_given_back_once(mpi);
+  a_message_that_mpi_cannot_count_is_refused(mpi);
   what_came_beside_a_failure_is_kept(mpi);
   who_cannot_be_sent_to_is_lost(mpi);
   an_error_of_this_rank_loses_no_other(mpi);

@@ -20,6 +20,7 @@ import pytest
 from pycollective import CollectiveTimeout, ConfigurationError, _core
 from pycollective.bootstrap import attach
 from pycollective.bootstrap.attach import Listener, PeerAddress, ProcessNode, attach_peers
+from tests.harness import await_
 
 SEGMENT_BYTES = 256 << 20
 SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -174,8 +175,15 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.parametrize("said", ["", "rank 0: has no memory"])
 @pytest.mark.parametrize("before", [True, False], ids=["before the hello", "after it"])
-def test_who_accepts_an_attachment_and_ends_is_named(ranks, monkeypatch, before):
+def test_who_accepts_an_attachment_and_ends_is_named(ranks, monkeypatch, before, said):
+    """And what it has reported before is said instead."""
+
+    def why():
+        if said:
+            raise ConfigurationError(said)
+
     (other,) = ranks(2)[1:]
     # A process of its own, which listens: the kernel says whose a connection is.
     process = subprocess.Popen(
@@ -195,8 +203,8 @@ def test_who_accepts_an_attachment_and_ends_is_named(ranks, monkeypatch, before)
 
         monkeypatch.setattr(attach, "_send", send_beside_an_end)
         until = time.monotonic() + 10
-        with pytest.raises(ConfigurationError, match="rank 0 has ended while it joined"):
-            attach_peers(other.node, other.listener, [gone], [], until, lambda: None)
+        with pytest.raises(ConfigurationError, match=said or "rank 0 has ended while it joined"):
+            attach_peers(other.node, other.listener, [gone], [], until, why)
 
 
 def close_unanswered(rank, sent):
@@ -210,6 +218,7 @@ def close_unanswered(rank, sent):
 
 def test_a_peer_that_another_thread_attaches_may_close_at_any_time(ranks, monkeypatch):
     """Two peers, beside each other: one closes before it is sent the hello, the other after."""
+    monkeypatch.setattr(attach, "_ANSWERED_WITHIN", 0.1)
     made = ranks(4)
     pairs = {"the close": (made[0], made[1]), "the hello": (made[2], made[3])}
     sent = {first: threading.Event() for first in pairs}
@@ -233,8 +242,8 @@ def test_a_peer_that_another_thread_attaches_may_close_at_any_time(ranks, monkey
             joining[first] = threads.submit(other.attach, one)
         for each in closing.values():
             each.result(10)
-        # However long the other thread takes: 2 s were too few.
-        assert wait(joining.values(), 2.5).done == set(), joining
+        # However long the other thread takes.
+        assert wait(joining.values(), 0.5).done == set(), joining
         for first, (one, other) in pairs.items():
             other.node.attach(one.node.token, one.node.fileno(), os.getpid())
             joining[first].result(5)
@@ -246,9 +255,13 @@ def receive(rank, connection, peer):
     attach._send(connection, rank.node, peer.node.token)
 
 
-def test_what_one_thread_needs_does_not_lie_unread_in_anothers_socket(ranks):
+def test_what_one_thread_needs_does_not_lie_unread_in_anothers_socket(ranks, monkeypatch):
     """The first rank answers one thread and closes on the other, the second the other way round."""
     first, second, third = ranks(3)
+    take, taken = attach._Attaching._take_answer, []
+    monkeypatch.setattr(
+        *(attach._Attaching, "_take_answer"), lambda *args: taken.append(take(*args))
+    )
     listeners = {}
     with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
         for rank in (first, second):
@@ -270,7 +283,7 @@ def test_what_one_thread_needs_does_not_lie_unread_in_anothers_socket(ranks):
         for key in ((first, "b"), (second, "a")):
             came[key].recv(64)
             came[key].close()
-        time.sleep(0.3)  # for both to have seen it
+        await_(lambda: len(taken) == 2)  # both have seen it
         for rank, thread in ((first, "a"), (second, "b")):
             with came[rank, thread] as connection:
                 receive(rank, connection, third)

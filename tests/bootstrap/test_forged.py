@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,11 +17,11 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective import _core, placement
+from pycollective import placement
 from pycollective.bootstrap import joining, rendezvous
 from pycollective.bootstrap.joining import Common, Row, host_table, read_host_table
 from pycollective.bootstrap.rendezvous import Record
-from tests.joining import CountingStore
+from tests.joining import CountingStore, NodeOfThread
 
 DECIDED = "decided "
 DEEP = "[" * 100_000
@@ -95,22 +94,6 @@ class Spoiled:
         return self._seen(key, self._store.compare_set(key, expected, desired))
 
 
-class NodeOfThread:
-    """In place of the process's: each rank has a node of its own."""
-
-    def __init__(self):
-        self._own = threading.local()
-
-    def get(self):
-        if not hasattr(self._own, "node"):
-            self._own.node = _core.Node()
-        return self._own.node
-
-    def forget(self):
-        with suppress(AttributeError):
-            del self._own.node
-
-
 def act(store, rank, seconds):
     """Joins, adds up, leaves: whether it came so far, or what the library raised. All else is
     a fault."""
@@ -151,7 +134,7 @@ def test_a_spoiled_store_ends_in_a_typed_error_or_in_right_sums(seed, monkeypatc
             spoiled = Spoiled(store, key, turns.random())
             seen = [spoiled if rank in those else store for rank in range(2)]
             start = time.monotonic()
-            jobs = [threads.submit(act, seen[rank], rank, 1.0) for rank in range(2)]
+            jobs = [threads.submit(act, seen[rank], rank, 0.5) for rank in range(2)]
             for each in jobs:
                 error = each.result(30)
                 late = isinstance(error, pc.CollectiveTimeout)
@@ -192,6 +175,7 @@ def read_place(text):
     where.rank, where.size, where._simulated = 1, 3, ()
     where._take(text)
     assert len(where.host_of) == 3
+    assert where.on_machine == where.host_of.count(where.host_of[1])
     assert set(where.host_of) == set(range(max(where.host_of) + 1))
 
 

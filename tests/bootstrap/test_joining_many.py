@@ -10,7 +10,6 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from contextlib import closing
 
 import pytest
 
@@ -19,9 +18,8 @@ from pycollective import placement
 from pycollective.bootstrap import joining, mpi, rendezvous
 from pycollective.bootstrap.joining import Common, host_table, read_host_table
 from pycollective.bootstrap.rendezvous import Record
-from pycollective.bootstrap.store import StoreClient, StoreServer
 from pycollective.config import VERSION
-from tests.joining import CountingStore, Minimal, free_unix
+from tests.joining import CountingStore, Minimal
 
 
 def record(rank, size):
@@ -42,6 +40,7 @@ def join(store, rank, size, timeout=30.0, played=()):
     assert where.host_of[rank] == rank * len(set(where.host_of)) // size
     mine = record(rank, size)
     whole = where.of_all()
+    assert where.deadline == whole.deadline == where.of_host().deadline
     with whole.sharing_problems():
         host = where.of_host()
         mine.size = host.size
@@ -229,14 +228,3 @@ def test_under_mpiexec_a_crowded_host_is_refused_by_name():
         mpi._decide("")(wishes(["b", *["a"] * 65]))
     with pytest.raises(pc.ConfigurationError, match="host 0 of the topology has 65 ranks"):
         mpi._decide("65,1")(wishes(["b", *["a"] * 65]))
-
-
-def test_hundreds_join_through_the_store_that_rank_0_serves(monkeypatch):
-    size, address = 256, free_unix()
-
-    def act(rank):
-        with closing(StoreClient(address, timeout=60)) as client:
-            return join(client, rank, size)
-
-    with StoreServer(address, clients=size):
-        assert all(len(table) == 64 for table in run_all(size, act, 64, monkeypatch))

@@ -97,6 +97,17 @@ def test_a_process_finds_its_attempt_once(store, torchrun):
     client.close()
 
 
+def test_a_fork_finds_its_attempt_itself(store, torchrun, monkeypatch):
+    client = StoreClient(store, timeout=20)
+    mine = restarts.Restarts()
+    mine._prefix, lock = "attempt0of2/", mine._lock
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(CollectiveTimeout):
+        mine.prefix(client, 0, 2, 0.1)
+    assert mine._lock is not lock  # which a thread of the parent may have held
+    client.close()
+
+
 def test_whoever_gave_up_tries_again_in_the_next(store, torchrun):
     client = StoreClient(store, timeout=20)
     mine = restarts.Restarts()
@@ -149,7 +160,7 @@ def attempt_again_and_again(store):
 
 def test_an_attempt_may_have_another_size(store):
     Launch(store, 4).start([0, 1, 2, 3])
-    Launch(store, 4).start([0, 2], timeout=1.0)  # in which they claim it
+    Launch(store, 4).start([0, 2], timeout=0.3)  # in which they claim it
     assert set(Launch(store, 2).start([0, 1]).values()) == {0}
     four = set(Launch(store, 4).start([3, 2, 1, 0]).values())
     assert four in ({2}, {3})
@@ -157,7 +168,7 @@ def test_an_attempt_may_have_another_size(store):
 
 def test_who_does_not_come_is_named(store, monkeypatch):
     monkeypatch.setattr(restarts, "is_alive", lambda identity: True)
-    found = Launch(store, 3).start([0, 2], timeout=1.0)
+    found = Launch(store, 3).start([0, 2], timeout=0.5)
     for error in found.values():
         assert "rank(s) 1 of 3 did not come" in str(error)
 

@@ -12,7 +12,7 @@ import pytest
 
 import pycollective as pc
 from pycollective.bootstrap.store import StoreClient, job_secret
-from tests.harness import PerRank, Ranks, results, run_ranks
+from tests.harness import PerRank, Ranks, results
 from tests.joining import failing, free_place, works
 from tests.launchers import OwnLauncher
 
@@ -23,34 +23,12 @@ def join_at(comm, rank, place):
     return failing(lambda: works(pc.init(rank=rank, size=2, store=place, timeout=20)) or 1 / 0)
 
 
-def test_a_store_at_a_port_is_refused_without_a_secret():
-    for error, took in results(
-        run_ranks(join_at, 2, PerRank([0, 1]), free_place(), join=False, variables={})
-    ):
-        assert isinstance(error, pc.ConfigurationError)
-        assert "wants a secret" in str(error)
-        assert "PYCOLLECTIVE_SECRET to" in str(error)
-        assert "PYCOLLECTIVE_SECRET_FILE to" in str(error)
-        assert took < 5  # not its timeout
-
-
 @pytest.fixture
 def secret_file(tmp_path):
     path = tmp_path / "secret"
     path.write_text(f"{WORD}\n")
     path.chmod(0o600)
     return path
-
-
-def test_ranks_meet_by_a_secret_of_a_variable_and_of_a_file(secret_file):
-    own = [{"PYCOLLECTIVE_SECRET": WORD}, {"PYCOLLECTIVE_SECRET_FILE": str(secret_file)}]
-    answers = results(run_ranks(join_with, 2, PerRank([0, 1]), free_place(), own, join=False))
-    assert [error for error, _ in answers] == [None, None]
-
-
-def join_with(comm, rank, place, variables):
-    os.environ.update(variables[rank])
-    return join_at(comm, rank, place)
 
 
 @pytest.fixture

@@ -75,11 +75,41 @@ def test_the_tasks_of_several_nodes_whose_first_rank_is_not_on_the_first():
     assert answers == [[(rank, 3, True)] * 2 for rank in range(3)]
 
 
-def test_several_nodes_want_a_secret_and_say_how():
-    alike = step(2, 2, 2, "localhost,node2")
-    for error in join_all([{**alike, **task(0)}, {**alike, **task(1, 1, 0)}]):
-        assert isinstance(error, pc.ConfigurationError)
-        assert "export PYCOLLECTIVE_SECRET=$(openssl rand -hex 16)" in str(error)
+def test_the_first_task_of_the_first_node_serves_at_a_port_of_its_step(monkeypatch):
+    def find(number, rank, node, local):
+        alike = step(4, number, 2, "node[1-2]", PYCOLLECTIVE_SECRET="0123abcd")
+        for name, value in {**alike, **task(rank, node, local)}.items():
+            monkeypatch.setenv(name, value)
+        return slurm.find_step()
+
+    monkeypatch.delenv("PYCOLLECTIVE_PORT", raising=False)
+    places = [(0, 1, 0), (1, 0, 1), (2, 0, 0), (3, 1, 1)]
+    steps = [find(0, *place) for place in places]
+    assert [bool(each.listen) for each in steps] == [False, False, True, False]
+    assert {each.address for each in steps} == {steps[0].address}
+    assert find(1, *places[0]).address != steps[0].address
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({**step(2, 2, 2), **task(1)}, r"export PYCOLLECTIVE_SECRET=\$\(openssl rand -hex 16\)"),
+        ({**step(2, 2), **task(2)}, "rank 2 of 2: ranks count from 0"),
+        ({**step(2, 2), **task(1), "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID is 'x'"),
+        (
+            {**step(2, 2, 2, "", PYCOLLECTIVE_SECRET="0123abcd"), **task(0)},
+            "SLURM_STEP_NODELIST is '', which names no node",
+        ),
+    ],
+)
+def test_a_step_that_cannot_be_right_is_refused(monkeypatch, variables, said):
+    clear_launch(kept := dict(os.environ))
+    for name in os.environ.keys() - kept.keys():
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(pc.ConfigurationError, match=said):
+        slurm.find_step()
 
 
 def test_a_port_that_is_taken_is_named_with_the_variable_that_names_another():

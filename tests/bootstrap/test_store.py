@@ -63,17 +63,19 @@ def test_a_value_reaches_another_client_byte_for_byte(connect, value):
     assert connect().get("a key / with spaces\n") == value
 
 
-def test_get_waits_until_the_key_is_set(connect):
+def test_get_waits_until_the_key_is_set(server, connect):
     one, other = connect(), connect()
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(one.get, "late")
-        time.sleep(0.1)
-        assert not waiting.done()
+        await_(lambda: server._waiting)
         assert not other.check(["late"])
         other.set("late", b"now")
         assert waiting.result(5) == b"now"
     assert other.check(["late"])
     assert not other.check(["late", "later"])
+    other.set("late", b"again")  # who has its answer gets no other
+    other.set("more", b"more")
+    assert one.get("more") == b"more"
 
 
 def test_a_wait_ends_at_its_deadline_and_the_client_stays_usable(connect):
@@ -209,8 +211,9 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_are_served(addres
 
 def test_a_wrong_secret_gets_nothing(connect):
     connect().set("key", b"1")
-    with pytest.raises(ConfigurationError, match="wants another secret"):
-        connect("0bad").get("key")
+    for wrong in ("0bad", SECRET[:-1], SECRET + "0"):
+        with pytest.raises(ConfigurationError, match="wants another secret"):
+            connect(wrong).get("key")
 
 
 def test_the_end_of_the_server_reaches_who_waits(address):
@@ -218,7 +221,7 @@ def test_the_end_of_the_server_reaches_who_waits(address):
     client = StoreClient(address, SECRET, timeout=30)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(client.get, "never")
-        time.sleep(0.1)
+        await_(lambda: server._waiting)
         server.close()
         with pytest.raises(ConfigurationError, match="it has ended"):
             waiting.result(5)
@@ -241,9 +244,11 @@ def test_a_lingering_server_waits_for_its_clients(address):
     client.set("key", b"1")
     with ThreadPoolExecutor(1) as threads, stranger(address):
         closing = threads.submit(server.close, 5.0, 2)
-        time.sleep(0.1)
         assert client.get("key") == b"1"
         client.close()
+        await_(lambda: not server._known)
+        with pytest.raises(TimeoutError):  # nobody is there, and one is still to come
+            closing.result(0.1)
         late = StoreClient(address, SECRET, timeout=5)
         assert late.get("key") == b"1"
         late.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ def level_under(setting):
     program = "from pycollective import _core; print(_core.simd_level())"
     return subprocess.run(
         [sys.executable, "-c", program],
-        env={"PYCOLLECTIVE_SIMD": setting, "PYTHONPATH": ":".join(sys.path)},
+        env={**os.environ, "PYCOLLECTIVE_SIMD": setting, "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
         timeout=60,

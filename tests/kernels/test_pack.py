@@ -7,7 +7,6 @@ payloads are taken apart by a second decoder, which knows the document alone.
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -65,27 +64,24 @@ def window_block(base, planes, exceptions, body, escaped_bytes, dtype):
 def fixed_block(header, body, apart):
     """The words of a block in fixed-point mode; `apart` is its part of the payload's end."""
     base, width, escaped, marked = header
-    lanes = [bits_of(body[: 16 * width].reshape(width, 4, 4)[:, i].reshape(-1)) for i in range(4)]
-    fields = [lanes[i % 4][i // 4 * width :][:width] for i in range(BLOCK)]
-    marks = bits_of(body[16 * width :]) if marked else np.zeros(BLOCK, np.uint8)
+    fields = np.empty(BLOCK, np.int64)
+    for lane in range(4):
+        string = bits_of(body[: 16 * width].reshape(width, 4, 4)[:, lane].reshape(-1))
+        fields[lane::4] = string.reshape(BLOCK // 4, width) @ (1 << np.arange(width))
+    marks = bits_of(body[16 * width :] if marked else np.zeros(16, np.uint8)) > 0
     assert marks.sum() == marked
     halves = (marked + 1) // 2
-    lower = [part for byte in apart[:halves] for part in (int(byte) & 15, int(byte) >> 4)]
-    whole = list(apart[halves:].view(np.uint32))
-    assert len(whole) == escaped
-    found = []
-    for field, mark in zip(fields, marks, strict=True):
-        sign, magnitude = int(field[0]), int("".join(map(str, field[:0:-1])), 2)
-        if sign and not magnitude and not mark:
-            found.append(whole.pop(0))
-            continue
-        magnitude = 16 * magnitude + (lower.pop(0) if mark else 0)
-        # The magnitude's highest bit, number `width + 2`, is worth 2^(base - 127).
-        value = math.ldexp(magnitude, base - 127 - width - 2)
-        found.append(np.float32(-value if sign else value).view(np.uint32))
-    assert not whole
-    assert lower in ([], [0])
-    return np.array(found, np.uint64)
+    lower = np.stack([apart[:halves] & 15, apart[:halves] >> 4], axis=1).reshape(-1)
+    assert not lower[marked:].any()
+    sign, magnitude = fields & 1, fields >> 1 << 4
+    whole = (fields == 1) & ~marks
+    assert whole.sum() == escaped
+    magnitude[marks] += lower[:marked]
+    # The magnitude's highest bit, number `width + 2`, is worth 2^(base - 127).
+    values = np.ldexp(magnitude.astype(np.float64), base - 127 - width - 2)
+    found = np.where(sign, -values, values).astype(np.float32).view(np.uint32)
+    found[whole] = apart[halves:].view(np.uint32)
+    return found.astype(np.uint64)
 
 
 def read(payload, dtype, count):

@@ -108,12 +108,6 @@ def test_a_payload_is_what_the_document_says(name):
         assert same_bits(unpack(payload, size, len(indices), simd), indices)
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_offsets_of_16_bits_would_not_be_shorter(name):
-    indices, size = PLACES[name]()
-    assert len(pack(indices, size)) <= 1 + 4 * -(-size // 65536) + 2 * len(indices)
-
-
 def test_widths_are_the_best():
     """The narrowest of those with the fewest bits, in every block."""
     for name, make in PLACES.items():

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycollective import ConfigurationError, _core, compression, reference
+from pycollective import _core, compression, reference
 from tests.float_environment import flushes, flushing, needs_flushing
-from tests.inputs import dtype_of, order_sensitive, read_only, same_bits, subnormal
+from tests.inputs import dtype_of, order_sensitive, same_bits, subnormal
 from tests.kernels.quantized import (
     CODECS,
     FINITE,
@@ -299,109 +299,3 @@ def test_codecs_and_their_bytes():
             for count in (0, 1, 7, 9, 63, 64, 65, 1024, 65537, 200_000):
                 expected = payload_bytes(codec, chunk, count)
                 assert _core.quantized_bytes(codec, chunk, count) == expected
-
-
-def test_torch_tensors():
-    torch = pytest.importorskip("torch")
-    x = torch.randn(3000, dtype=torch.bfloat16)
-    held, left = torch.randn(3000), torch.empty(3000)
-    payload = torch.empty(_core.quantized_bytes("one_bit", 1024, 3000), dtype=torch.uint8)
-    assert _core.quantize("one_bit", 1024, x, held, left, payload)
-    expected = encode("one_bit", 1024, (x.float() + held).numpy())
-    assert same_bits(payload.numpy(), expected[0])
-    assert same_bits(left.numpy(), expected[1])
-    out = torch.empty(3000, dtype=torch.bfloat16)
-    _core.dequantize("one_bit", 1024, payload[None], 0, out, 1.0)
-    narrow = decode("one_bit", 1024, expected[0], 3000).astype(dtype_of("bfloat16"))
-    assert same_bits(out.view(torch.int16).numpy(), narrow.view(np.int16))
-
-
-def floats(count=100):
-    return np.zeros(count, np.float32)
-
-
-BYTES = np.zeros((3, 30), np.uint8)
-SHARED = floats(200)
-GOOD = {
-    "quantize": {"codec": "one_bit", "chunk": 64, "x": floats(), "held": floats()}
-    | {"left": floats(), "payload": np.zeros(4 + 8 + 4 + 5, np.uint8)},
-    "dequantize": {"codec": "one_bit", "chunk": 64, "messages": BYTES, "at": 9, "out": floats()}
-    | {"divisor": 3.0},
-}
-REFUSED = {
-    ("quantize", "no codec"): {"codec": "two_bit"},
-    ("quantize", "a chunk"): {"chunk": 96},
-    ("quantize", "a chunk is"): {"chunk": 65536 + 64},
-    ("quantize", "not 0"): {"chunk": 0},
-    ("quantize", "not -64"): {"chunk": -64},
-    ("quantize", "no quantization of float64"): {"x": np.zeros(100)},
-    ("quantize", "x must be contiguous"): {"x": floats(200)[::2]},
-    ("quantize", "held must be of float32"): {"held": np.zeros(100, np.float16)},
-    ("quantize", "held must have as many elements as x: 100"): {"held": floats(99)},
-    ("quantize", "left must be of float32"): {"left": np.zeros(100)},
-    ("quantize", "left must have as many elements as x: 100"): {"left": floats(101)},
-    ("quantize", "read-only"): {"left": read_only(floats())},
-    ("quantize", "payload.*read-only"): {"payload": read_only(np.zeros(30, np.uint8))},
-    ("quantize", "payload must be of uint8"): {"payload": np.zeros(30, np.int8)},
-    ("quantize", "payload must have room for 21"): {"payload": np.zeros(20, np.uint8)},
-    ("quantize", "left must not overlap held"): {"left": SHARED[:100], "held": SHARED[99:199]},
-    ("quantize", "left must not overlap x"): {"left": SHARED[:100], "x": SHARED[:100]},
-    ("quantize", "left must not overlap payload"): {"left": SHARED[:100]}
-    | {"payload": SHARED.view(np.uint8)[399:]},
-    ("quantize", "payload must not overlap x"): {"x": SHARED[:100]}
-    | {"payload": SHARED.view(np.uint8)},
-    ("quantize", "payload must not overlap held"): {"held": SHARED[:100]}
-    | {"payload": SHARED.view(np.uint8)},
-    ("quantize", "no SIMD level"): {"simd": "avx1024"},
-    ("dequantize", "no codec"): {"codec": "int4"},
-    ("dequantize", "a chunk"): {"chunk": 1},
-    ("dequantize", "messages must be of uint8"): {"messages": BYTES.view(np.int8)},
-    ("dequantize", "messages must be contiguous"): {"messages": BYTES[:, :29]},
-    ("dequantize", "a row for each rank"): {"messages": BYTES[0]},
-    ("dequantize", "1 to 32768"): {"messages": BYTES[:0]},
-    ("dequantize", "rank, 1 to 32768"): {"messages": np.zeros((32769, 21), np.uint8), "at": 0},
-    ("dequantize", "30 bytes do not hold 21 from byte 10 on"): {"at": 10},
-    ("dequantize", "from byte -1"): {"at": -1},
-    ("dequantize", "from byte 31"): {"at": 31, "out": floats(0)},
-    ("dequantize", "no quantization of int32"): {"out": np.zeros(100, np.int32)},
-    ("dequantize", "out must be contiguous"): {"out": floats(200)[::2]},
-    ("dequantize", "read-only"): {"out": read_only(floats())},
-    ("dequantize", "divisor"): {"divisor": 0.0},
-    ("dequantize", "a finite"): {"divisor": 1e39},
-    ("dequantize", "above 0"): {"divisor": float("nan")},
-    ("dequantize", "out must not overlap messages"): {"out": SHARED[100:200]}
-    | {"messages": SHARED.view(np.uint8).reshape(10, -1)},
-    ("quantized_bytes", "a chunk"): {"codec": "int8", "chunk": 100, "count": 1},
-    ("quantized_bytes", "no array"): {"codec": "int8", "chunk": 64, "count": -1},
-    ("quantized_bytes", "no array has 9"): {"codec": "int8", "chunk": 64, "count": 2**63 - 1},
-    ("quantized_bytes", "no array has 1"): {"codec": "one_bit", "chunk": 64, "count": 2**57},
-}
-
-
-@pytest.mark.parametrize(("kernel", "message"), REFUSED)
-def test_what_is_refused(kernel, message):
-    call, good = getattr(_core, kernel), GOOD.get(kernel, {})
-    if good:
-        call(**good)
-    with pytest.raises(ConfigurationError, match=message):
-        call(**good | REFUSED[kernel, message])
-
-
-@pytest.mark.parametrize("name", ["two_bit", "one_bit ", "", "INT8"])
-def test_an_unknown_codec_is_refused_with_the_names_there_are(name):
-    *first, last = CODECS
-    with pytest.raises(ConfigurationError) as caught:
-        _core.quantized_bytes(name, 64, 1)
-    assert str(caught.value).endswith(f"no codec '{name}'; there are {', '.join(first)} and {last}")
-
-
-def test_neighbours_do_not_overlap():
-    """Arrays one behind the other, in any order."""
-    for first in range(3):
-        room = np.zeros(3 * 64, np.float32)
-        x, left, held = (room[(first + i) % 3 * 64 :][:64] for i in range(3))
-        x[:] = held[:] = np.arange(64)
-        assert _core.quantize("int8", 64, x, held, left, np.zeros(68, np.uint8))
-    room = np.zeros(68 + 256, np.uint8)
-    assert _core.quantize("int8", 64, x, None, room[:256].view(np.float32), room[256:])
-    _core.dequantize("int8", 64, room[256:][None], 0, room[:256].view(np.float32), 1.0)

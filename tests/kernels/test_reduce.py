@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError, _core, reference
+from pycollective.order import recipe
 from tests.float_environment import flushes, flushing, needs_flushing
 from tests.inputs import (
     DTYPES,
@@ -176,6 +177,19 @@ def test_a_host_that_flushes_subnormals_changes_nothing(level, dtype):
     assert seen["flushes after"], "the host's state was not put back"
     for op, result in want.items():
         assert same_bits(seen["got"][op], result), op
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("op", ["sum", "min"])
+def test_a_term_may_lie_where_the_result_goes(level, op):
+    """Also where there are more than a kernel takes at once."""
+    leaves = order_sensitive("float32", 12, 100)
+    want = reference.reduce(leaves, op)
+    for out in range(12):
+        terms = [x.copy() for x in leaves]
+        steps = recipe((0, 12), [(i, i + 1) for i in range(12)])
+        _core.combine_into(terms, steps, 12, op, "float32", terms[out], True, level)
+        assert same_bits(terms[out], want)
 
 
 def test_what_has_no_meaning_is_refused():

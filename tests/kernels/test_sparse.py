@@ -27,11 +27,15 @@ def keys_of(c):
     return c.view(np.uint32) & MAGNITUDE
 
 
-def first(c, k):
-    """The k elements that come first: |c| descending, then the index ascending."""
+def in_order(c):
+    """All elements' indices: |c| descending, then the index ascending."""
     behind = (MAGNITUDE - keys_of(c)).astype(np.uint64)  # with the index one number, no two alike
-    order = np.sort(behind << np.uint64(32) | np.arange(len(c), dtype=np.uint64))
-    return np.sort(order[:k].astype(np.uint32))
+    return np.sort(behind << np.uint64(32) | np.arange(len(c), dtype=np.uint64)).astype(np.uint32)
+
+
+def first(c, k):
+    """The k elements that come first."""
+    return np.sort(in_order(c)[:k])
 
 
 def first_of_chunks(c, k, chunk):
@@ -92,14 +96,16 @@ def run_top_k(x, held, k, simd):
     return _core.top_k(x, held, left, k, indices, simd), left, indices
 
 
-def check_top_k(x, held, k):
+def check_top_k(x, held, *ks):
     c = x.astype(np.float32) if held is None else x.astype(np.float32) + held
-    want = first(c, k)
-    for simd in LEVELS:
-        found, left, indices = run_top_k(x, held, k, simd)
-        assert found == k
-        assert same_bits(left, c), simd
-        assert same_bits(indices, want), simd
+    order = in_order(c)
+    for k in ks:
+        want = np.sort(order[:k])
+        for simd in LEVELS:
+            found, left, indices = run_top_k(x, held, k, simd)
+            assert found == k
+            assert same_bits(left, c), simd
+            assert same_bits(indices, want), simd
 
 
 def check_top_k_chunks(x, held, k, chunk):
@@ -119,8 +125,7 @@ def test_top_k(kind, dtype):
         x = make(kind, dtype, count)
         held = make(kind, "float32", count, seed=1) if count % 2 else None
         with np.errstate(all="ignore"):
-            for k in sorted({1, min(count, 3), count // 100, count // 10, count // 2, count}):
-                check_top_k(x, held, k)
+            check_top_k(x, held, *{1, min(count, 3), *(count // n for n in (100, 10, 2, 1))})
 
 
 @pytest.mark.parametrize("kind", INPUTS)
@@ -128,8 +133,7 @@ def test_top_k_of_a_long_tensor(kind):
     """Long enough for a sample and a guess; and for the guess to be wrong."""
     count = 1_100_003
     x, held = make(kind, "float32", count), make(kind, "float32", count, seed=1)
-    for k in (1, count // 10_000, count // 100, count // 11):
-        check_top_k(x, held, k)
+    check_top_k(x, held, 1, *(count // n for n in (10_000, 100, 11)))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -303,8 +307,7 @@ def test_top_k_of_much_of_a_long_tensor(kind):
     """More than an eighth of more than 2^19 elements: nothing is guessed, all is counted."""
     count = (1 << 19) + 77
     x = bits_in_last_bins(count) if kind == "last bins" else make(kind, "float32", count)
-    for k in (count // 7, count // 2 + 1, count - 1):
-        check_top_k(x, None, k)
+    check_top_k(x, None, count // 7, count // 2 + 1, count - 1)
 
 
 @pytest.mark.parametrize(

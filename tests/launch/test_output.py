@@ -56,7 +56,8 @@ def test_the_beginning_of_a_line_is_not_kept_back():
     """Nor that of a line which never ends, as a progress bar's."""
     scripts = [r"while :; do printf '\rstep'; sleep 0.1; done", "printf begun; exec sleep 600"]
     bar, begun = (("sh", "-c", script) for script in scripts)
-    with started(*bar) as bar, started(*begun) as begun:
+    hasty = timed(_SLOW_LINE=0.1)
+    with started(*bar, command=hasty) as bar, started(*begun, command=hasty) as begun:
         for each in (bar, begun):
             await_(lambda each=each: unread(each), limit=60)
         assert os.read(bar.stdout.fileno(), 100).startswith(b"\rstep")
@@ -260,7 +261,8 @@ def test_a_file_that_is_opened_twice_keeps_what_comes_last(tmp_path):
 
 
 def test_a_stop_ends_the_launcher_whose_output_nobody_reads():
-    with started("-n", 2, "sh", "-c", "while echo on and on; do :; done") as process:
+    endless = ("sh", "-c", "while echo on and on; do :; done")
+    with started("-n", 2, *endless, command=IMPATIENT) as process:
         await_(lambda: unread(process) >= 1 << 15)
         time.sleep(0.5)  # all pipes are full
         process.terminate()

@@ -17,6 +17,8 @@ try:
 except OSError:
     sys.exit("no seccomp here")
 from pycollective.cli import main
+from pycollective.launch import launcher
+launcher._NOTICE = 0.2
 main()
 """
 

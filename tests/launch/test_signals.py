@@ -64,7 +64,8 @@ def test_a_second_ctrl_c_does_not_wait(program):
 def test_a_signal_that_was_ignored_stays_so():
     script = "trap '' HUP; exec \"$@\""
     ignoring = ["sh", "-c", script, "sh", *COMMAND]
-    with started("sh", "-c", "echo up; sleep 0.5", command=ignoring) as process:
+    with started("sh", "-c", "echo up; read line", command=ignoring) as process:
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGHUP)
-        assert process.wait(20) == 0  # as under nohup
+        process.communicate("go on\n", timeout=20)
+        assert process.returncode == 0  # as under nohup

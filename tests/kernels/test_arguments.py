@@ -1,4 +1,4 @@
-"""What the bindings of the sparse kernels refuse: what is too short, or lies where it must not.
+"""What the kernels' bindings refuse: what is too short, or lies where it must not.
 
 Each refusal has its like that is taken, one element or one byte further, here or in the tests of
 bits.
@@ -13,8 +13,12 @@ from pycollective import ConfigurationError, _core
 from tests.inputs import read_only, same_bits
 
 
-def floats(count):
+def floats(count=100):
     return np.zeros(count, np.float32)
+
+
+def octets(count):
+    return np.zeros(count, np.uint8)
 
 
 def refused(match, function, *arguments):
@@ -34,6 +38,11 @@ def halves(array):
 
 def as_places(array):
     return array.view(np.uint32)
+
+
+def quantize_into(x, left, payload, held=None):
+    """In one chunk of whatever the arrays have."""
+    _core.quantize("one_bit", 64, x, held, left, payload.view(np.uint8))
 
 
 # What is called with two arrays of which one is written, of 4-byte elements, and none may be the
@@ -60,6 +69,14 @@ PAIRS = {
     ),
     "sum: values and sums": lambda a, b: _core.sparse_sum(
         [places(*range(len(a)))], [a], as_places(floats(len(a))), b
+    ),
+    "quantize: x and left": lambda a, b: quantize_into(a, b, octets(99)),
+    "quantize: x and payload": lambda a, b: quantize_into(a, floats(len(a)), b),
+    "quantize: held and left": lambda a, b: quantize_into(floats(len(a)), b, octets(99), a),
+    "quantize: held and payload": lambda a, b: quantize_into(floats(len(a)), floats(len(a)), b, a),
+    "quantize: left and payload": lambda a, b: quantize_into(floats(len(a)), a, b),
+    "dequantize: messages and out": lambda a, b: _core.dequantize(
+        "one_bit", 64, a.view(np.uint8)[None], 0, b, 1.0
     ),
     "add: held and left": lambda a, b: _core.sparse_add(floats(len(a)), a, b),
     "histogram: left and bins": lambda a, b: _core.sparse_histogram(
@@ -114,8 +131,68 @@ AT, BINS, VALUES, NARROW = places(1, 5), np.zeros(2, np.int64), floats(2), np.ze
 ROOM, BYTES = places(*[0] * 100), np.zeros(99, np.uint8)
 FROZEN, FROZEN_AT = read_only(floats(100)), read_only(places(0, 0))
 
+GOOD = {
+    "quantize": {"codec": "one_bit", "chunk": 64, "x": floats(), "held": floats()}
+    | {"left": floats(), "payload": octets(4 + 8 + 4 + 5)},
+    "dequantize": {"codec": "one_bit", "chunk": 64, "messages": np.zeros((3, 30), np.uint8)}
+    | {"at": 9, "out": floats(), "divisor": 3.0},
+}
+
+
+def quantizing(**change):
+    return tuple({**GOOD["quantize"], **change}.values())
+
+
+def dequantizing(**change):
+    return tuple({**GOOD["dequantize"], **change}.values())
+
+
+MESSAGES = GOOD["dequantize"]["messages"]
+
 # By function: what it is called with, and what it says.
 REFUSED = {
+    _core.quantize: [
+        (quantizing(codec="two_bit"), "no codec 'two_bit'; there are one_bit and int8$"),
+        (quantizing(codec="one_bit "), "no codec 'one_bit '; there are"),
+        (quantizing(codec=""), "no codec ''"),
+        (quantizing(codec="INT8"), "no codec 'INT8'"),
+        *((quantizing(chunk=n), f"a chunk is .* not {n}") for n in (96, 65536 + 64, 0, -64)),
+        (quantizing(x=np.zeros(100)), "no quantization of float64"),
+        (quantizing(x=floats(200)[::2]), "x must be contiguous"),
+        (quantizing(held=np.zeros(100, np.float16)), "held must be of float32"),
+        (quantizing(held=floats(99)), "held must have as many elements as x: 100"),
+        (quantizing(left=np.zeros(100)), "left must be of float32"),
+        (quantizing(left=floats(101)), "left must have as many elements as x: 100"),
+        (quantizing(left=read_only(floats())), "read-only"),
+        (quantizing(payload=read_only(octets(30))), "payload.*read-only"),
+        (quantizing(payload=np.zeros(30, np.int8)), "payload must be of uint8"),
+        (quantizing(payload=octets(20)), "payload must have room for 21"),
+        (quantizing(simd="avx1024"), "no SIMD level"),
+    ],
+    _core.dequantize: [
+        (dequantizing(codec="int4"), "no codec"),
+        (dequantizing(chunk=1), "a chunk"),
+        (dequantizing(messages=MESSAGES.view(np.int8)), "messages must be of uint8"),
+        (dequantizing(messages=MESSAGES[:, :29]), "messages must be contiguous"),
+        (dequantizing(messages=MESSAGES[0]), "a row for each rank"),
+        (dequantizing(messages=MESSAGES[:0]), "1 to 32768"),
+        (dequantizing(messages=np.zeros((32769, 21), np.uint8), at=0), "rank, 1 to 32768"),
+        (dequantizing(at=10), "30 bytes do not hold 21 from byte 10 on"),
+        (dequantizing(at=-1), "from byte -1"),
+        (dequantizing(at=31, out=floats(0)), "from byte 31"),
+        (dequantizing(out=np.zeros(100, np.int32)), "no quantization of int32"),
+        (dequantizing(out=floats(200)[::2]), "out must be contiguous"),
+        (dequantizing(out=read_only(floats())), "read-only"),
+        (dequantizing(divisor=0.0), "divisor"),
+        (dequantizing(divisor=1e39), "a finite"),
+        (dequantizing(divisor=float("nan")), "above 0"),
+    ],
+    _core.quantized_bytes: [
+        (("int8", 100, 1), "a chunk"),
+        (("int8", 64, -1), "no array"),
+        (("int8", 64, 2**63 - 1), "no array has 9"),
+        (("one_bit", 64, 2**57), "no array has 1"),
+    ],
     _core.top_k: [
         ((X, LEFT, LEFT, 1, ROOM), "overlap held"),
         ((OUT[:99], None, OUT[1:], 1, ROOM), "overlap x"),
@@ -207,6 +284,8 @@ def test_what_cannot_be_right_is_refused(function):
 
 
 def test_what_is_just_right_is_taken():
+    _core.quantize(*quantizing())
+    _core.dequantize(*dequantizing())
     _core.sparse_sum([AT], [VALUES], places(0, 0), floats(2))
     _core.sparse_sum([AT, AT], [NARROW, NARROW], places(0, 0, 0, 0), floats(4))
     _core.sparse_scatter(AT, VALUES, floats(6), 1)
