@@ -182,6 +182,7 @@ class _Run:
                     root=settings.root if operation.rooted else 0,
                     size=size,
                     algorithm=settings.algorithm,
+                    offsets=settings.offsets,
                 )
                 if case.dtype not in problems:
                     problem = Problem(operation, case, settings.ranks, settings.seed)

@@ -15,6 +15,7 @@ from pycollective.errors import ConfigurationError
 from pycollective.schedule import Topology
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_PAGE = 4096
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", re.IGNORECASE)
 
 
@@ -34,6 +35,7 @@ class Settings:
             the real one.
         wire: how this library's ranks send data to other hosts, as in `pycollective.init`.
         device: where the arrays lie: cpu, or cuda, each host's GPUs in turn.
+        offsets: bytes behind a page where the ranks' buffers begin, in turn.
         peers: what it is compared with.
         iterations: timed calls a round; 0 lets `round_seconds` decide.
         warmup: untimed calls before a size.
@@ -54,6 +56,7 @@ class Settings:
     topology: str = ""
     wire: str = "raw"
     device: str = "cpu"
+    offsets: tuple[int, ...] = (16,)
     peers: tuple[Library, ...] = ()
     iterations: int = 0
     warmup: int = 5
@@ -79,6 +82,12 @@ class Settings:
                 raise ConfigurationError(f"{self.reduce_op} has no meaning for {name}")
             for size in self.sizes:
                 operation.whole(size, dtype.itemsize, self.ranks)
+        items = {DTYPES[name] for name in (self.dtype, *(p.dtype for p in self.peers if p.dtype))}
+        for offset in self.offsets:
+            if not 0 <= offset < _PAGE or any(offset % size for size in items):
+                raise ConfigurationError(
+                    f"--offsets {offset}: whole elements below a page of {_PAGE} bytes"
+                )
         if not 0 <= self.root < self.ranks:
             raise ConfigurationError(f"root {self.root} is not one of {self.ranks} ranks")
         if self.wire not in WIRES:
@@ -107,6 +116,17 @@ class Settings:
     def item_size(self, library: Library) -> int:
         """Return the bytes of an element of this library's."""
         return DTYPES[library.dtype or self.dtype]
+
+
+def parse_offsets(text: str) -> tuple[int, ...]:
+    """Return the numbers of ``"16"`` or ``"16,1040"``.
+
+    Raises:
+        ConfigurationError: something else stands there.
+    """
+    if not re.fullmatch(r"\d+(,\d+)*", text.strip()):
+        raise ConfigurationError(f"--offsets {text!r}: write bytes, with commas between")
+    return tuple(map(int, text.split(",")))
 
 
 def parse_size(text: str) -> int:

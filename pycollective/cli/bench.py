@@ -81,6 +81,14 @@ def add(parsers: Parsers) -> None:
 
     group = parser.add_argument_group("where it is measured")
     option(
+        group,
+        "--offsets",
+        "BYTES",
+        "where each rank's array begins, behind a page; with commas between, the ranks take them "
+        "in turn (NumPy's large arrays: 16, torch's: 64)",
+        "16",
+    )
+    option(
         group, "--device", "NAME", "where arrays lie: cpu, or cuda, each host's GPUs in turn", "cpu"
     )
     option(
@@ -251,7 +259,7 @@ def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) ->
     from pycollective.bench.libraries import MPI_PACKAGES, find_peers
     from pycollective.bench.plot import check, plot
     from pycollective.bench.record import write_json
-    from pycollective.bench.settings import Settings
+    from pycollective.bench.settings import Settings, parse_offsets
     from pycollective.bench.table import run
 
     refuse_inside_a_launch(
@@ -270,6 +278,7 @@ def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) ->
         topology=options.topology or os.environ.get(ENV_TOPOLOGY, ""),
         wire=options.wire or os.environ.get(ENV_WIRE) or "raw",
         device=options.device,
+        offsets=parse_offsets(options.offsets),
         peers=tuple(find_peers(options.peers, options.device)),
         iterations=options.iterations,
         warmup=options.warmup,

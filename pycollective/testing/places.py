@@ -53,8 +53,8 @@ class Gpu:
         self.stream = _core.DeviceStream(device)
         self.options = {"stream": self.stream}
 
-    def new(self, size: int) -> DeviceArray:
-        """Return an array of `size` bytes."""
+    def new(self, size: int, offset: int = 0) -> DeviceArray:
+        """Return an array of `size` bytes; a GPU's do not heed the offset."""
         return DeviceArray((size,), "uint8", self.device, stream=self.stream)
 
     def copy(self, array: NDArray[Any]) -> DeviceArray:

@@ -1,8 +1,10 @@
 """What a rank process does, with a library that lives in this one: above all, what #wrong sees."""
 
+import dataclasses
 import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -55,6 +57,15 @@ class FakeLibrary:
 
     def close(self):
         pass
+
+
+def test_buffers_begin_where_the_case_says():
+    case = dataclasses.replace(CASE, offsets=(16, 1040))
+    for rank, behind in ((0, 16), (1, 1040), (2, 16)):
+        process = RankProcess(FakeLibrary("nowhere"), rank, RANKS)
+        with closing(Problem(OPERATIONS["all_reduce"], case, RANKS, 1)) as problem:
+            process.load(dataclasses.asdict(case), problem.path)
+        assert process._buffer.ctypes.data % 4096 == behind
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,8 @@ class RankProcess:
         rows = np.memmap(path, np.uint8, "r", shape=(self._ranks + 1, size))
         self._initial = rows[self._rank]
         self._expected = self._case.expected(rows, self._rank)
-        self._buffer = self._buffers.new(size)
+        offsets = self._case.offsets
+        self._buffer = self._buffers.new(size, offsets[self._rank % len(offsets)])
         return {}
 
     def prepare(self, variant: str) -> dict[str, Any]:

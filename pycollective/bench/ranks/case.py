@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-_PAGE = 4096  # buffers start at one, so that this differs between no two libraries
+_PAGE = 4096
 
 
 class Unsupported(Exception):
@@ -29,6 +29,8 @@ class Case:
         root: of broadcast, gather and scatter; else 0.
         size: bytes of the whole message: what `Problem` calls its size.
         algorithm: for the library's own ranks; peers choose for themselves.
+        offsets: bytes behind a page at which the buffer of each rank begins: the ranks take these
+            in turn. The same for all libraries.
     """
 
     operation: str
@@ -38,6 +40,7 @@ class Case:
     root: int
     size: int
     algorithm: str = "auto"
+    offsets: Sequence[int] = (0,)
 
     @property
     def buffer(self) -> int:
@@ -96,8 +99,11 @@ class Prepared:
 class Buffers(Protocol):
     """Makes a rank's buffers, fills them, and reads them; on GPUs `testing.places.Gpu`."""
 
-    def new(self, size: int) -> Any:
-        """Return a buffer of `size` bytes, of which slices are views."""
+    def new(self, size: int, offset: int) -> Any:
+        """Return a buffer of `size` bytes, of which slices are views.
+
+        In host memory that the ranks do not share it begins `offset` bytes behind a page.
+        """
 
     def fill(self, buffer: Any, initial: Bytes) -> None:
         """Copy all of it, and wait for the end of that."""
@@ -109,9 +115,9 @@ class Buffers(Protocol):
 class HostBuffers:
     """NumPy arrays."""
 
-    def new(self, size: int) -> Bytes:
+    def new(self, size: int, offset: int) -> Bytes:
         raw = np.zeros(size + _PAGE, np.uint8)
-        start = -raw.ctypes.data % _PAGE
+        start = (offset - raw.ctypes.data) % _PAGE
         return raw[start : start + size]
 
     def fill(self, buffer: Bytes, initial: Bytes) -> None:

@@ -44,7 +44,7 @@ class SharedBuffers(HostBuffers):
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
 
-    def new(self, size: int) -> Bytes:
+    def new(self, size: int, offset: int) -> Bytes:
         return self._communicator.empty(size, np.uint8)
 
 
