@@ -26,6 +26,11 @@ def move(comm, refused):
         if os.environ["PYCOLLECTIVE_RANK"] == str(refused):
             seccomp.refuse(seccomp.PROCESS_VM_READV)
         comm = pc.init()
+    move_in_each_way(comm)
+    comm.close()
+
+
+def move_in_each_way(comm):
     ranks, me, root = range(comm.size), comm.rank, comm.size - 1
     mine = shard(me)
     mine.flags.writeable = False
@@ -46,11 +51,21 @@ def move(comm, refused):
     comm.recv(one, (me - 1) % comm.size)
     np.testing.assert_array_equal(one, shard((me - 1) % comm.size))
     sent.wait()
-    comm.close()
 
 
 def test_ranks_that_read_each_other():
     results(run_ranks(move, 3, None))
+
+
+def move_often(comm):
+    """Moves until rank 0 has tried both paths several times, and may have changed its mind."""
+    for _ in range(80):
+        move_in_each_way(comm)
+    comm.close()
+
+
+def test_ranks_choose_one_path():
+    results(run_ranks(move_often, 3))
 
 
 def test_one_rank_that_may_not_read_costs_all_only_time():

@@ -23,6 +23,10 @@ namespace {
 // A thread moves once it has found others on its core in so many calls in a row.
 constexpr int kSharedWaits = 2;
 
+// Messages are told apart by size in steps of four times: below 32 KiB, below 128 KiB, and so on.
+constexpr int kBitsOfLeast = 15;
+constexpr std::size_t kSizes = 8;
+
 std::uint32_t current_core() { return static_cast<std::uint32_t>(sched_getcpu() + 1); }
 
 bool ranks_have_cores(const Node& node, int ranks) {
@@ -91,6 +95,10 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
                                   std::to_string(data_bytes) + " bytes of data");
     members_.push_back(std::move(peer));
   }
+  for (const OperationTraits& traits : kOperationTable)
+    // Who only gives writes again and again what others have read: plain stores cost it ten times
+    // as much where caches are far, streaming ones twice as much where they are near.
+    ways_.insert(ways_.end(), kSizes, Ways(traits.rooted && !traits.reduces));
   may_spin_ = ranks_have_cores(*node_, std::max(size_, world_.on_machine));
   const auto own_cores = allowed_cores(0);
   has_one_core_ = own_cores && CPU_COUNT(&*own_cores) == 1;
@@ -104,6 +112,12 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
                                     std::move(others), [peer = node_->own()] { peer->wake(); });
   }
   messages_ = std::make_unique<Messages>(size_, messenger_.get());
+}
+
+Group::Ways& Group::ways(OpKind kind, std::size_t bytes) {
+  const int bits = bytes == 0 ? 0 : 64 - __builtin_clzll(bytes);
+  const auto size = static_cast<std::size_t>(std::max(bits - kBitsOfLeast + 1, 0)) / 2;
+  return ways_[static_cast<std::size_t>(kind) * kSizes + std::min(size, kSizes - 1)];
 }
 
 Group::~Group() {

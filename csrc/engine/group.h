@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "engine/api.h"
-#include "engine/store_chooser.h"
+#include "engine/chooser.h"
 #include "shared_memory/node.h"
 
 namespace pycollective {
@@ -164,8 +164,13 @@ class Group {
   // Replaces what was set before; null: there is none.
   void set_mapped(std::shared_ptr<MappedMemory> mapped);
 
-  // How this rank writes slots: for the thread that drives a collective.
-  StoreChooser& stores() { return stores_; }
+  // How collectives of one kind and about one size are done: for the thread that drives them.
+  struct Ways {
+    explicit Ways(bool streams) : stores(streams) {}
+    Chooser stores;  // into slots: plain, or past the caches
+    Chooser paths;   // of arrays that peers may read: a single copy, or slots; rank 0 chooses
+  };
+  Ways& ways(OpKind kind, std::size_t bytes);
 
   // Whether each rank of the machine may have a core to itself, so that a waiting thread may keep
   // its own a while.
@@ -210,7 +215,7 @@ class Group {
   bool has_one_core_ = false;
   const bool may_move_;
   std::atomic<int> shared_waits_{0};  // calls in a row
-  StoreChooser stores_;
+  std::vector<Ways> ways_;
   Reading reading_ = Reading::kUnknown;
   std::atomic<bool> left_{false};
   bool reported_ = false;

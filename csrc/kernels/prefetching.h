@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "kernels/copy.h"
+
 namespace pycollective {
 
 // What a rank will read next of its own memory.
@@ -25,6 +27,14 @@ void copy_prefetching(Copy copy, std::byte* to, const std::byte* from, std::size
       __builtin_prefetch(next.data + line, 0, 2);
     copy(to + at, from + at, end - at);
   }
+}
+
+// A copy that peers read: a flag may follow at once. `streams`: past the caches.
+inline void copy_for_peers(bool streams, std::byte* to, const std::byte* from, std::size_t bytes,
+                           NextRead next = {}) {
+  if (!streams) return copy_prefetching(copy_bytes, to, from, bytes, next);
+  copy_prefetching(copy_streaming, to, from, bytes, next);
+  finish_stores();
 }
 
 }  // namespace pycollective

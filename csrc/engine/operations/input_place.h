@@ -14,6 +14,9 @@ namespace pycollective {
 constexpr std::uint64_t kInSharedArray = std::uint64_t{1} << 63;
 // Beside the place: this rank may not read some peer's process.
 constexpr std::uint64_t kMayNotRead = std::uint64_t{1} << 62;
+// Beside rank 0's: what lies in processes' own memory goes through slots.
+constexpr std::uint64_t kThroughSlots = std::uint64_t{1} << 61;
+constexpr std::uint64_t kMarks = kMayNotRead | kThroughSlots;
 constexpr std::uint64_t kUnreadable = 1;  // peers cannot read it, or must not in this call
 constexpr std::uint64_t kNoInput = 2;
 constexpr std::uint64_t kInSmallBuffer = 3;  // the rank has copied it there, as OneShot does
@@ -29,7 +32,7 @@ inline std::uint64_t place_in_array(const Group& group, const void* input, std::
 // A part of a peer's input that lies in an array, where this process maps it.
 inline const std::byte* find_in_array(const Group& group, Member member, std::uint64_t word,
                                       std::size_t skip, std::size_t bytes) {
-  const std::uint64_t offset = word & ~(kInSharedArray | kMayNotRead);
+  const std::uint64_t offset = word & ~(kInSharedArray | kMarks);
   const std::byte* found = group.find_array(member, offset + skip, bytes);
   if (found == nullptr)
     throw std::runtime_error("the array of " + group.describe(member) +

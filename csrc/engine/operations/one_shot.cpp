@@ -4,12 +4,16 @@
 
 #include "engine/operations/shards.h"
 #include "kernels/kernels.h"
+#include "kernels/prefetching.h"
 
 namespace pycollective {
 namespace {
 
 // Beyond this many bytes read by each rank, splitting the reduction among the ranks is faster.
 constexpr std::size_t kMostTraffic = std::size_t{128} << 10;
+
+// Less is written by plain stores.
+constexpr std::size_t kLeastMeasured = std::size_t{4} << 10;
 
 // A rank's input.
 struct Contribution {
@@ -50,14 +54,25 @@ void OneShot::share(Group& group, const Request& request, std::uint64_t sequence
   if (!mine.given) return;
   const auto* input = static_cast<const std::byte*>(request.input);
   std::byte* const buffer = buffer_of(group, me, sequence);
-  if (traits_of(request.kind).input.holds != Holds::kAllShards)
-    return group.stores().write(buffer, input, mine.bytes);
   // Nobody else wants the own shard.
-  const Shards shards(request, group.size());
-  const std::size_t begin = shards.begin(me.index()) * size_of(request.dtype);
-  const std::size_t end = begin + shards.length(me.index()) * size_of(request.dtype);
-  group.stores().write(buffer, input, begin);
-  group.stores().write(buffer + begin, input + end, mine.bytes - end);
+  std::size_t begin = mine.bytes;
+  std::size_t end = mine.bytes;
+  if (traits_of(request.kind).input.holds == Holds::kAllShards) {
+    const Shards shards(request, group.size());
+    begin = shards.begin(me.index()) * size_of(request.dtype);
+    end = begin + shards.length(me.index()) * size_of(request.dtype);
+  }
+  const std::size_t bytes = begin + mine.bytes - end;
+  Chooser& stores = group.ways(request.kind, 0).stores;
+  const bool measured = bytes >= kLeastMeasured;
+  const bool streams = measured && stores.next();
+  CostOf cost;
+  if (measured) cost.begin();
+  copy_for_peers(streams, buffer, input, begin);
+  copy_for_peers(streams, buffer + begin, input + end, mine.bytes - end);
+  // What it has cost this rank is enough to know: so the better kind was chosen at each size up to
+  // 64 KiB, near and far.
+  if (measured) cost.end(stores, streams, bytes);
 }
 
 State OneShot::advance() {

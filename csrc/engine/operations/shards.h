@@ -90,6 +90,7 @@ class Shards {
     return std::min(longest_, total_ - begin(shard));
   }
   std::size_t longest() const { return longest_; }
+  std::size_t whole() const { return total_; }  // of all shards
 
   // Chunk `chunk` of a shard, `part` elements each: where in the whole buffer, and how long.
   Range part(int shard, std::size_t chunk, std::size_t part) const {
@@ -115,6 +116,7 @@ class Shards {
       ++begins;
       longest_ = std::max(longest_, count);
     }
+    total_ = *begins;
   }
   const std::size_t* begins() const { return many_.empty() ? few_.data() : many_.data(); }
 

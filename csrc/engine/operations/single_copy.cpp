@@ -14,9 +14,6 @@ namespace {
 // Below this many bytes for a rank all ranks copy into small buffers, also from shared arrays: that
 // needs no wait at the end.
 constexpr std::size_t kLeastBytes = std::size_t{2} << 10;
-// Of larger messages from or to a root it is sooner if the giver's core does half of the work, and
-// copies into slots.
-constexpr std::size_t kMostWithRoot = std::size_t{512} << 10;
 // After each piece of so many bytes a rank looks for failures of others.
 constexpr std::size_t kCopyPiece = std::size_t{512} << 10;
 
@@ -32,13 +29,15 @@ SingleCopy::SingleCopy(Group& group, const Task& task, std::uint64_t sequence)
       arrival_(group, task, sequence),
       shards_(*task.request, group.size()),
       element_(size_of(task.request->dtype)),
+      paths_(group.ways(task.request->kind, shards_.whole() * element_).paths),
       base_(group.own().progress.combined.load(std::memory_order_relaxed)) {}
 
 std::uint64_t SingleCopy::input_word() {
   bool may_read = group_.reading() != Group::Reading::kForbidden;
   if (group_.reading() == Group::Reading::kUnknown)
     for (const Member each : group_.members()) may_read = may_read && group_.may_read(each);
-  return input_place() | (may_read ? 0 : kMayNotRead);
+  const bool slots = group_.me().index() == 0 && paths_.next();
+  return input_place() | (may_read ? 0 : kMayNotRead) | (slots ? kThroughSlots : 0);
 }
 
 std::uint64_t SingleCopy::input_place() {
@@ -65,8 +64,8 @@ bool SingleCopy::begin() {
   bool some_unmapped = false;
   for (const Member each : group_.members()) {
     const std::uint64_t word = arrival_.input_of(each);
-    const std::uint64_t place = word & ~kMayNotRead;
-    all_may_read &= place == word;
+    const std::uint64_t place = word & ~kMarks;
+    all_may_read &= (word & kMayNotRead) == 0;
     const bool copied = place == kNoInput || is_in_small_buffer(word);
     must_wait_ |= !copied;
     some_unreadable |= place == kUnreadable;
@@ -74,23 +73,32 @@ bool SingleCopy::begin() {
   }
   group_.set_reading(all_may_read ? Group::Reading::kAllowed : Group::Reading::kForbidden);
   if (!some_unmapped) return true;
-  const int last = group_.size() - 1;
-  const std::size_t message = (shards_.begin(last) + shards_.length(last)) * element_;
-  const bool pays = !traits_of(request_.kind).rooted || message <= kMostWithRoot;
-  return all_may_read && !some_unreadable && pays;
+  if (!all_may_read || some_unreadable) return false;
+  through_slots_ = (arrival_.input_of(Member(0)) & kThroughSlots) != 0;
+  is_choice_ = group_.me().index() == 0;
+  cost_.begin();
+  return !through_slots_;
+}
+
+State SingleCopy::end() {
+  if (is_choice_) cost_.end(paths_, through_slots_, shards_.whole() * element_);
+  return State::kDone;
 }
 
 bool SingleCopy::is_in_small_buffer(std::uint64_t word) const {
-  return (word & ~kMayNotRead) == kInSmallBuffer && OneShot::fits(group_, request_);
+  return (word & ~kMarks) == kInSmallBuffer && OneShot::fits(group_, request_);
 }
 
 State SingleCopy::go_on_as_two_shot() {
   two_shot_.emplace(group_, task_, sequence_);  // which finds that all have arrived
-  return two_shot_->advance();
+  return advance();
 }
 
 State SingleCopy::advance() {
-  if (two_shot_) return two_shot_->advance();
+  if (two_shot_) {
+    const State state = two_shot_->advance();
+    return state == State::kDone ? end() : state;
+  }
   switch (stage_) {
     case Stage::kArrival:
       if (!arrival_.complete()) return State::kBlocked;
@@ -113,10 +121,13 @@ State SingleCopy::advance() {
       for (const Member each : group_.members())
         if (!has_read(each)) return State::kBlocked;
   }
-  if (was_refused()) return go_on_as_two_shot();
+  if (was_refused()) {
+    is_choice_ = false;
+    return go_on_as_two_shot();
+  }
   // After publish(), and so after all that was read.
   Watch::throw_if_failed(*this);
-  return State::kDone;
+  return end();
 }
 
 bool SingleCopy::was_refused() const {

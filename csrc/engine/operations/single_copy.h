@@ -15,9 +15,10 @@
 // failure has read what the peer gave.
 //
 // If an input lies in a process's own memory, all go on as TwoShot where some rank may not read a
-// peer's memory (ptrace scope, seccomp), an all-to-all is in place, or a large message has a root:
-// all see that in the arrival lines. So they do if a rank could not read what lies at a peer's
-// address: whoever sees that copies no further, and all see it before they end.
+// peer's memory (ptrace scope, seccomp), an all-to-all is in place, or rank 0 has chosen slots,
+// because they have cost it less: all see that in the arrival lines. So they do if a rank could not
+// read what lies at a peer's address: whoever sees that copies no further, and all see it before
+// they end.
 #pragma once
 
 #include <optional>
@@ -61,6 +62,7 @@ class SingleCopy final : public Operation {
   std::uint64_t input_word();
   std::uint64_t input_place();
   bool begin();  // false: not as a single copy
+  State end();   // rank 0 learns what the call has cost
   bool is_in_small_buffer(std::uint64_t word) const;
   // Copies up to kCopyPiece bytes. False: a peer's memory could not be read.
   bool copy_piece();
@@ -78,7 +80,11 @@ class SingleCopy final : public Operation {
   ArrivalBarrier arrival_;
   Shards shards_;
   std::size_t element_;  // bytes
-  std::uint64_t base_;   // chunks of earlier operations, on every rank
+  Chooser& paths_;
+  bool is_choice_ = false;      // of this rank: both paths serve, and it is rank 0
+  bool through_slots_ = false;  // as rank 0 has chosen
+  CostOf cost_;
+  std::uint64_t base_;  // chunks of earlier operations, on every rank
   Stage stage_ = Stage::kArrival;
   bool must_wait_ = false;  // until all have read
   int step_ = 0;            // from which member it copies, around the ring from this one

@@ -33,7 +33,9 @@ TwoShot::TwoShot(Group& group, const Task& task, std::uint64_t sequence)
     : Operation(group, task, sequence),
       arrival_(group, task, sequence),
       shards_(*task.request, group.size()),
-      element_(size_of(task.request->dtype)) {
+      element_(size_of(task.request->dtype)),
+      stores_(group.ways(task.request->kind, shards_.whole() * element_).stores),
+      streams_(stores_.next()) {
   const Request& request = *task.request;
   const auto n = static_cast<std::size_t>(group.size());
   const std::size_t parts = only_shares(request.kind) ? 1 : n - 1;  // in a slot
@@ -91,7 +93,7 @@ State TwoShot::advance() {
         break;
       case Stage::kFetch:
         if (round_ >= 2 && !fetch(round_ - 2)) return State::kBlocked;
-        if (round_ == chunks_ + 1) return State::kDone;
+        if (round_ == chunks_ + 1) return end();
         stage_ = Stage::kCopyIn;
         break;
       case Stage::kCopyIn:
@@ -107,7 +109,19 @@ State TwoShot::advance() {
   }
 }
 
+void TwoShot::write(std::byte* slot, const std::byte* from, std::size_t bytes, NextRead next) {
+  has_written_ = true;
+  copy_for_peers(streams_, slot, from, bytes, next);
+}
+
+State TwoShot::end() {
+  // From arrival on, so what the kind of store costs the readers counts, too.
+  if (has_written_) cost_.end(stores_, streams_, shards_.whole() * element_);
+  return State::kDone;
+}
+
 void TwoShot::begin() {
+  cost_.begin();
   base_ = group_.own().progress.combined.load(std::memory_order_relaxed);
   copy_in(0);
   stage_ = Stage::kFetch;
@@ -121,8 +135,8 @@ void TwoShot::copy_in(std::size_t chunk) {
     for (int step = 1; step < n; ++step) {
       const Member owner = group_.after_me(step);
       const Range part = part_of(owner, chunk);
-      group_.stores().write(leaf_slot(me, chunk, owner), input + part.begin * element_,
-                            part.length * element_, next_input(owner, chunk + 1));
+      write(leaf_slot(me, chunk, owner), input + part.begin * element_, part.length * element_,
+            next_input(owner, chunk + 1));
     }
   }
   // Also if nothing was copied: it tells that this rank has fetched up to chunk - 3.
@@ -177,8 +191,7 @@ void TwoShot::reduce_for_all(const void* const* leaves, std::size_t chunk, std::
   const int n = group_.size();
   const double divisor = divisor_of(request_, n);
   const Member me = group_.me();
-  const bool streams = group_.stores().chosen() == Stores::kStreaming;
-  if (n == 2 && !streams)
+  if (n == 2 && !streams_)
     return reduce_(leaves, n, divisor, output, leaf_slot(group_.after_me(1), chunk, me), count);
   const std::size_t block = kBlock / element_;
   for (std::size_t at = 0; at < count; at += block) {
@@ -188,12 +201,12 @@ void TwoShot::reduce_for_all(const void* const* leaves, std::size_t chunk, std::
       here[each.at()] = static_cast<const std::byte*>(leaves[each.at()]) + at * element_;
     reduce_(here, n, divisor, output + at * element_, nullptr, length);
     for (int step = 1; step < n; ++step) {
-      const auto copy = streams ? copy_streaming : copy_bytes;
+      const auto copy = streams_ ? copy_streaming : copy_bytes;
       copy(leaf_slot(group_.after_me(step), chunk, me) + at * element_, output + at * element_,
            length * element_);
     }
   }
-  if (streams) finish_stores();
+  if (streams_) finish_stores();
 }
 
 void TwoShot::exchange_part(std::size_t chunk) {
@@ -224,8 +237,7 @@ void TwoShot::share_part(std::size_t chunk) {
   auto* output = static_cast<std::byte*>(request_.output);
   if (bytes == 0) return;
   // What a gather's root gives nobody fetches.
-  if (request_.kind != OpKind::kGather || me != root())
-    group_.stores().write(shared_slot(me, chunk), input, bytes);
+  if (request_.kind != OpKind::kGather || me != root()) write(shared_slot(me, chunk), input, bytes);
   if (fetches())
     copy_out(output + part.begin * element_, input, bytes, shards_.longest() * element_);
 }

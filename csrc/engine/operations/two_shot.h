@@ -73,6 +73,9 @@ class TwoShot final : public Operation {
   std::byte* shared_slot(Member member, std::size_t chunk) const;
   bool copies_in(Member member) const;  // whether it gives leaves or parts to their owners
   bool fetches() const;                 // whether this rank fetches the results of others
+  // Copies a part into a slot.
+  void write(std::byte* slot, const std::byte* from, std::size_t bytes, NextRead next = {});
+  State end();  // learns what the call has cost
 
   ArrivalBarrier arrival_;
   Shards shards_;
@@ -81,6 +84,10 @@ class TwoShot final : public Operation {
   std::size_t part_ = 0;  // elements of a shard in a chunk
   std::size_t chunks_ = 0;
   bool prefetches_ = false;
+  Chooser& stores_;
+  bool streams_;
+  bool has_written_ = false;
+  CostOf cost_;
   std::uint64_t base_ = 0;  // chunks of earlier operations, on every rank
   std::size_t round_ = 0;   // i above
   Stage stage_ = Stage::kArrival;
