@@ -156,7 +156,7 @@ struct alignas(kLine) ReceivingHalf {
 };
 struct Mailbox {
   Arrival arrival[2];
-  // SingleCopy and SharedReduce count one chunk: in `combined` once this rank reads no more of the
+  // SingleCopy counts one chunk: in `combined` once this rank reads no more of the
   // inputs, before that in `copied_in` if it could not read one.
   struct alignas(kLine) {
     std::atomic<std::uint64_t> copied_in;  // chunks whose leaves peers may read, since the start

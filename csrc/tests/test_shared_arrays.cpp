@@ -13,7 +13,7 @@
 #include <system_error>
 #include <vector>
 
-#include "engine/operations/shared_reduce.h"
+#include "engine/operations/single_copy.h"
 #include "engine/watch.h"
 #include "shared_memory/array_heap.h"
 #include "tests/calls.h"
@@ -311,7 +311,7 @@ struct Driven {
   std::vector<float> output;
   Request request;
   Task task;
-  SharedReduce operation;
+  SingleCopy operation;
   bool done = false;
   Failure failure;
 };

@@ -5,7 +5,6 @@
 #include <variant>
 
 #include "engine/operations/one_shot.h"
-#include "engine/operations/shared_reduce.h"
 #include "engine/operations/single_copy.h"
 #include "engine/operations/two_shot.h"
 
@@ -17,13 +16,11 @@ class DirectOperation {
     const Request& request = *task.request;
     if (SingleCopy::fits(group, request)) return made_.emplace<SingleCopy>(group, task, sequence);
     if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, task, sequence);
-    if (SharedReduce::fits(group, request))
-      return made_.emplace<SharedReduce>(group, task, sequence);
     return made_.emplace<TwoShot>(group, task, sequence);
   }
 
  private:
-  std::variant<std::monostate, OneShot, TwoShot, SingleCopy, SharedReduce> made_;
+  std::variant<std::monostate, OneShot, TwoShot, SingleCopy> made_;
 };
 
 }  // namespace pycollective

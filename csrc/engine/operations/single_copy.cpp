@@ -16,11 +16,14 @@ namespace {
 constexpr std::size_t kLeastBytes = std::size_t{2} << 10;
 // After each piece of so many bytes a rank looks for failures of others.
 constexpr std::size_t kCopyPiece = std::size_t{512} << 10;
+constexpr std::size_t kReducePiece = std::size_t{128} << 10;
 
 }  // namespace
 
 bool SingleCopy::fits(const Group& group, const Request& request) {
-  if (reduces(request.kind) || group.size() == 1) return false;
+  if (group.size() == 1) return false;
+  if (request.kind == OpKind::kReduceScatter) return !OneShot::fits(group, request);
+  if (reduces(request.kind)) return false;
   return Shards(request, group.size()).longest() * size_of(request.dtype) >= kLeastBytes;
 }
 
@@ -30,7 +33,10 @@ SingleCopy::SingleCopy(Group& group, const Task& task, std::uint64_t sequence)
       shards_(*task.request, group.size()),
       element_(size_of(task.request->dtype)),
       paths_(group.ways(task.request->kind, shards_.whole() * element_).paths),
-      base_(group.own().progress.combined.load(std::memory_order_relaxed)) {}
+      base_(group.own().progress.combined.load(std::memory_order_relaxed)) {
+  if (reduces(request_.kind))
+    reduce_ = find_kernels(request_.dtype, request_.reduce_op, active_simd_level()).reduce;
+}
 
 std::uint64_t SingleCopy::input_word() {
   bool may_read = group_.reading() != Group::Reading::kForbidden;
@@ -47,7 +53,7 @@ std::uint64_t SingleCopy::input_place() {
   // In place, what a peer needs would be overwritten by what it gives.
   const bool overwritten = request_.kind == OpKind::kAllToAll && request_.input == request_.output;
   const std::uint64_t place = place_in_array(group_, request_.input, bytes);
-  if (in_shared_array(place) && !overwritten) return place;
+  if ((in_shared_array(place) && !overwritten) || reduces(request_.kind)) return place;
   const bool copies = is_short() || group_.reading() == Group::Reading::kForbidden;
   if (copies && OneShot::fits(group_, request_)) {
     OneShot::share(group_, request_, sequence_);
@@ -106,10 +112,11 @@ State SingleCopy::advance() {
       stage_ = Stage::kCopy;
       [[fallthrough]];
     case Stage::kCopy:
-      if (!copy_piece())
+      if (reduces(request_.kind))
+        reduce_piece();
+      else if (!copy_piece())
         group_.own().progress.copied_in.store(base_ + 1, std::memory_order_relaxed);
-      else if (step_ < group_.size() && !was_refused())
-        return State::kProgressed;
+      if (step_ < group_.size() && !was_refused()) return State::kProgressed;
       if (!must_wait_) {  // so nobody sleeps until this
         group_.own().progress.combined.store(base_ + 1, std::memory_order_release);
         return State::kDone;
@@ -151,6 +158,22 @@ SingleCopy::Part SingleCopy::part_from(Member member) const {
   return {takes_own_shard ? shards_.begin(me) * element_ : 0,
           traits.output.holds == Holds::kShard ? 0 : shards_.begin(member.index()) * element_,
           shards_.length(shard) * element_};
+}
+
+void SingleCopy::reduce_piece() {
+  const int me = group_.me().index();
+  const std::size_t count = std::min(shards_.length(me) - copied_, kReducePiece / element_);
+  if (count != 0) {
+    const void* leaves[kMaxMembers];
+    for (const Member each : group_.members())
+      leaves[each.at()] = find_in_array(group_, each, arrival_.input_of(each),
+                                        (shards_.begin(me) + copied_) * element_, count * element_);
+    const FloatEnvironment ieee;
+    reduce_(leaves, group_.size(), divisor_of(request_, group_.size()),
+            static_cast<std::byte*>(request_.output) + copied_ * element_, nullptr, count);
+  }
+  copied_ += count;
+  if (copied_ == shards_.length(me)) step_ = group_.size();
 }
 
 bool SingleCopy::copy_piece() {

@@ -1,4 +1,5 @@
-// Messages that only move: each rank copies what it needs straight from its peers' inputs.
+// Messages that only move: each rank copies what it needs straight from its peers' inputs. And
+// large reduce-scatters of shared arrays: each reduces its own shard from where all inputs lie.
 //
 //   start     say where the own input lies: in a shared array, in this process, or, if it is small,
 //             in the small buffer, where this rank has copied it (OneShot); arrive
@@ -8,17 +9,18 @@
 //     publish   that this rank has read, or could not; the end, if all inputs were in small buffers
 //     wait      until all have read; look for failures
 //
-// An all-gather of m bytes costs each rank m read and m written.
+// An all-gather of m bytes costs each rank m read and m written; a reduce-scatter to shards of m
+// bytes on n ranks n m read and m written. An all-reduce gains nothing so (docs/architecture.md).
 //
 // A peer may change its input as soon as its call has ended. It ends well only after all have
 // published. If it fails, it tells all members first: so a rank that has read and then sees no
 // failure has read what the peer gave.
 //
-// If an input lies in a process's own memory, all go on as TwoShot where some rank may not read a
-// peer's memory (ptrace scope, seccomp), an all-to-all is in place, or rank 0 has chosen slots,
-// because they have cost it less: all see that in the arrival lines. So they do if a rank could not
-// read what lies at a peer's address: whoever sees that copies no further, and all see it before
-// they end.
+// If an input lies in a process's own memory, all go on as TwoShot in a reduce-scatter, where some
+// rank may not read a peer's memory (ptrace scope, seccomp), an all-to-all is in place, or rank 0
+// has chosen slots, because they have cost it less: all see that in the arrival lines. So they do
+// if a rank could not read what lies at a peer's address: whoever sees that copies no further, and
+// all see it before they end.
 #pragma once
 
 #include <optional>
@@ -27,6 +29,7 @@
 #include "engine/operations/operation.h"
 #include "engine/operations/shards.h"
 #include "engine/operations/two_shot.h"
+#include "kernels/kernels.h"
 
 namespace pycollective {
 
@@ -44,7 +47,9 @@ class SingleCopy final : public Operation {
 
   void start() override;
   State advance() override;
-  bool is_short() const override { return shards_.longest() * element_ <= kMostInSmallBuffer; }
+  bool is_short() const override {
+    return !reduces(request_.kind) && shards_.longest() * element_ <= kMostInSmallBuffer;
+  }
   bool finished_by(Member member) const override;
   void compare_calls() const override { arrival_.compare_arrived(); }
   bool called_by(Member member) const override { return arrival_.arrived(member); }
@@ -64,6 +69,7 @@ class SingleCopy final : public Operation {
   bool begin();  // false: not as a single copy
   State end();   // rank 0 learns what the call has cost
   bool is_in_small_buffer(std::uint64_t word) const;
+  void reduce_piece();
   // Copies up to kCopyPiece bytes. False: a peer's memory could not be read.
   bool copy_piece();
   bool copy_from(Member member, const Part& part, std::size_t bytes);
@@ -88,7 +94,8 @@ class SingleCopy final : public Operation {
   Stage stage_ = Stage::kArrival;
   bool must_wait_ = false;  // until all have read
   int step_ = 0;            // from which member it copies, around the ring from this one
-  std::size_t copied_ = 0;  // bytes of that member's part
+  std::size_t copied_ = 0;  // bytes of that member's part, or reduced elements of the own shard
+  ReduceFn reduce_ = nullptr;
   std::optional<TwoShot> two_shot_;
 };
 
