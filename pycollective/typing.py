@@ -42,7 +42,7 @@ Dtype: TypeAlias = Literal[
 Between: TypeAlias = Literal["hosts", "ranks"]
 By: TypeAlias = Literal["tensor", "chunk"]
 Values: TypeAlias = Literal["float32", "bfloat16", "float16"]
-Exchange: TypeAlias = Literal["gather", "region", "auto"]
+Exchange: TypeAlias = Literal["gather", "auto"]
 
 
 class SupportsDLPack(Protocol):

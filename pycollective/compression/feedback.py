@@ -93,8 +93,8 @@ class Options(Protocol):
         """
         ...
 
-    def make(self, groups: Groups, partition: Partition, sizes: Sequence[int]) -> Codec:
-        """The codec. `sizes`: the elements of each parameter that is compressed."""
+    def make(self, groups: Groups, partition: Partition) -> Codec:
+        """The codec."""
         ...
 
 
@@ -244,7 +244,7 @@ class ErrorFeedback:
         self.groups = maker.make(common.between)
         self.hosts = self.groups.hosts
         self.partition = Partition(self.hosts, options.chunk)
-        self.codec = options.make(self.groups, self.partition, list(self._sizes.values()))
+        self.codec = options.make(self.groups, self.partition)
         if common.between == "hosts" and self.hosts.count == 1 < self.hosts.ranks:
             self._warn_of_one_host()
         self.steps = 0  # that have counted
@@ -603,7 +603,8 @@ class ErrorFeedback:
             differ = sorted(map(str, saved.keys() ^ self._described.keys()))
             raise ConfigurationError(f"a state of other options: {differ}")
         try:
-            of_codec = {each.name for each in fields(self._options)} & saved.keys()
+            # Whatever exchange top-k had: "region" is gone, and held the same.
+            of_codec = {each.name for each in fields(self._options)} & saved.keys() - {"exchange"}
             replace(self._options, **{name: saved[name] for name in of_codec}).checked()
             Common(saved["between"], None, saved["dense_steps"]).checked()
         except ConfigurationError as error:

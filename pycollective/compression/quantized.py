@@ -57,7 +57,7 @@ class QuantizedOptions:
         check_chunk(self.chunk)
         return {"chunk": self.chunk}
 
-    def make(self, groups: Groups, partition: Partition, sizes: Sequence[int]) -> Quantized:
+    def make(self, groups: Groups, partition: Partition) -> Quantized:
         """The codec."""
         return Quantized(groups, partition, self.codec)
 

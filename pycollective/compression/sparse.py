@@ -4,19 +4,10 @@ Every rank picks from its local shard of the host's sum, plus what it holds. By 
 several ranks, the local shards' histograms of magnitudes are added up three times (11, 10 and 10
 bits of the 31), which gives the magnitude of the k-th element exactly. Of those that are equal to
 it the first in the parameter's order are taken. So a host sends the k elements that it would send
-if one rank held them all. Two ways to exchange:
+if one rank held them all.
 
-- *gather*: every host's selection to all, lengths first; each rank adds them up in the contract's
-  order. A rank receives (H - 1) payloads, in two collectives between hosts.
-- *region*: to each host what it owns, lengths first; the owner adds up, picks again as many as one
-  host had sent, and sends those to all, lengths first. A rank receives about two payloads, whatever
-  H, in four collectives. What the second selection drops goes back to the residuals of those who
-  sent it, what rounding its values drops to the owner's.
-
-Region saves (H - 1)(1 - 2 / H) payloads, nothing between two hosts, and takes two more collectives
-and a second selection. "auto" decides by bytes alone, so that all ranks say the same: what is saved
-takes 1 ms at 1 Gbit/s, 0.1 ms at 10. The threshold is a model's; no measurement between real hosts
-has confirmed it.
+Every host's selection goes to all hosts, lengths first; each rank adds them up in the contract's
+order. A rank receives (H - 1) payloads, in two collectives between hosts.
 
 Small parameters go along in fp32, in the same messages.
 """
@@ -50,7 +41,6 @@ from pycollective.compression.groups import (
     gather_lengths,
 )
 from pycollective.compression.partition import (
-    Hosts,
     Numbers,
     Partition,
     Range,
@@ -65,29 +55,12 @@ from pycollective.compression.sparse_layout import (
     Layout,
     Message,
     Space,
-    Sparse,
     sum_of,
-    widened,
 )
 from pycollective.errors import ConfigurationError
 
 # Bits of a magnitude that each round of histograms settles: (shift, bits).
 ROUNDS = ((20, 11), (10, 10), (0, 10))
-# Where a rank would receive more bytes fewer by region than this, more than two hosts go by it.
-SAVED = 128 << 10
-_INDEX = 2  # bytes that one takes, about
-
-
-def gathers(entries: int, value_bytes: int, hosts: Hosts) -> bool:
-    """Whether "auto" gathers.
-
-    Args:
-        entries: elements that a host sends of all parameters.
-        value_bytes: of each value.
-        hosts: of the ranks.
-    """
-    received = (hosts.count - 1) * entries * (_INDEX + value_bytes) // hosts.shards
-    return received * (hosts.count - 2) <= SAVED * hosts.count
 
 
 @dataclass
@@ -231,7 +204,11 @@ class SparseOptions:
             raise ConfigurationError(f"density={self.density!r} is not between 0.0001 and 1")
         check_one_of("by", self.by, ("tensor", "chunk"))
         check_one_of("values", self.values, tuple(VALUES))
-        check_one_of("exchange", self.exchange, ("gather", "region", "auto"))
+        if self.exchange == "region":
+            raise ConfigurationError(
+                "exchange='region' is gone, since it was slower between 4 hosts: leave exchange out"
+            )
+        check_one_of("exchange", self.exchange, ("gather", "auto"))
         check_steps("warm_up", self.warm_up)
         if not (isinstance(self.decay, float | int) and 0 <= self.decay <= 1):
             raise ConfigurationError(f"decay={self.decay!r} is not between 0 and 1")
@@ -243,46 +220,15 @@ class SparseOptions:
             **{"exchange": self.exchange, "warm_up": self.warm_up, "decay": float(self.decay)},
         }
 
-    def make(self, groups: Groups, partition: Partition, sizes: Sequence[int]) -> TopK:
+    def make(self, groups: Groups, partition: Partition) -> TopK:
         """The codec."""
-        return TopK(groups, partition, self, sizes)
+        return TopK(groups, partition, self)
 
     def density_after(self, steps: int) -> float:
         """The density of a step that so many have gone before."""
         if steps >= self.warm_up:
             return float(self.density)
         return float(self.density) ** ((steps + 1) / (self.warm_up + 1))
-
-    def gathers(self, density: float, sizes: Sequence[int], hosts: Hosts) -> bool:
-        """Whether to gather: by the size of all parameters, so that no bucket decides."""
-        if self.exchange != "auto":
-            return self.exchange == "gather"
-        entries = sum(count_of(density, size) for size in sizes)
-        return gathers(entries, VALUES[self.values].itemsize, hosts)
-
-
-@dataclass(frozen=True)
-class _Came:
-    """The messages that came to this owner, and what this rank has sent to all owners.
-
-    Attributes:
-        rows: of each host, its message about this one's host shard.
-        places, values: what this rank sent, by the places of its local shard.
-        space: of the local shard's host shards.
-        starts: of each item, where the local shard starts.
-        finite: whether all gradients were.
-        all_zero: for each item, whether it is zero everywhere.
-        sent: bytes.
-    """
-
-    rows: list[Bytes]
-    places: Numbers
-    values: NDArray[Any]
-    space: Space
-    starts: list[int]
-    finite: bool
-    all_zero: NDArray[np.bool_]
-    sent: int
 
 
 class TopK:
@@ -292,20 +238,12 @@ class TopK:
         groups: of this rank.
         partition: of the parameters.
         options: of top-k.
-        sizes: elements of each parameter that is compressed.
 
     Attributes:
         residuals: the worker's.
     """
 
-    def __init__(
-        self,
-        groups: Groups,
-        partition: Partition,
-        options: SparseOptions,
-        sizes: Sequence[int],
-    ) -> None:
-        self._sizes = list(sizes)
+    def __init__(self, groups: Groups, partition: Partition, options: SparseOptions) -> None:
         self._groups, self._partition = groups, partition
         self._options, self._values = options, VALUES[options.values]
         self._layouts = ByBucket(Layout)
@@ -318,21 +256,17 @@ class TopK:
 
     def all_reduce(self, items: list[Item], agreement: Agreement, steps: int) -> Outcome:
         """Average the gradients over all ranks, in place; `commit` makes new residuals count."""
-        groups, hosts = self._groups, self._groups.hosts
-        density = self._options.density_after(steps)
+        groups = self._groups
         bucket = Bucket(items, self._partition)
         layout = self._layouts.of(bucket)
         own = bucket.host_sums(groups, agreement)
-        chosen = self._choose(bucket, own, density)
+        chosen = self._choose(bucket, own, self._options.density_after(steps))
         rows: list[Bytes] = []
         sent = 0
-        gathers = self._options.gathers(density, self._sizes, hosts)
         if groups.across is not None:
-            assert hosts.shard is not None
             header = agreement.header(chosen is not None, bucket.is_zero(own))
-            exchange = self._gather if gathers else self._by_region
-            rows, sent = exchange(bucket, layout, own, chosen, header)
-        space = layout.local_shards if gathers else layout.host_shards
+            rows, sent = self._gather(bucket, layout, own, chosen, header)
+        space = layout.local_shards
         finite = self._write(bucket, space, self._to_host(rows, space), agreement)
         if not finite:
             bucket.fill_nan()
@@ -432,20 +366,33 @@ class TopK:
     def reduce_scatter(
         self, items: list[Item], agreement: Agreement, steps: int, out: Flat
     ) -> Outcome:
-        """The first half of *region*: `out` gets the average of what this rank owns.
+        """Average what this rank owns: to each host goes what it owns, lengths first.
 
         Whether all were finite is this rank's view; the ranks must agree on it.
         """
+        across, hosts = self._groups.across, self._groups.hosts
+        assert across is not None
+        assert hosts.shard is not None
         bucket = Bucket(items, self._partition)
-        layout = self._layouts.of(bucket)
+        space = self._layouts.of(bucket).own_host_shards
         own = bucket.host_sums(self._groups, agreement)
         chosen = self._choose(bucket, own, self._options.density_after(steps))
         header = agreement.header(chosen is not None, bucket.is_zero(own))
-        came = self._to_owners(bucket, layout, own, chosen, header)
-        if came.finite:
-            space = Space([came.space.messages[self._groups.hosts.own]], len(items))
-            self._write_averages(space, [came.rows], lambda _: out)
-        return Outcome(came.finite and out.is_finite(), came.sent)
+        parts = space.split(*self._take(bucket, space, chosen or {}))
+        messages = [
+            of.write(header, self._uncompressed(bucket, of, own), part)
+            for of, part in zip(space.messages, parts, strict=True)
+        ]
+        senders = hosts.across(hosts.shard)
+        rows, longest = exchange_lengths(across, messages, senders, space.longest(self._values))
+        headers = read_headers(rows, header, senders)
+        self._skip_updates(bucket, headers)
+        finite = all(each.finite for each in headers)
+        if finite:
+            owned = Space([space.messages[hosts.own]], len(items))
+            self._write_averages(owned, [rows], lambda _: out)
+        sent = (hosts.count - 1) * (8 * hosts.count + longest)
+        return Outcome(finite and out.is_finite(), sent)
 
     def _write_averages(
         self, space: Space, rows: Sequence[Sequence[Bytes]], target: Callable[[int], Flat]
@@ -478,118 +425,12 @@ class TopK:
         parts, all_zero = [], []
         for of, sent in zip(space.messages, rows, strict=True):
             read = [of.read(row, self._values) for row in sent]
-            parts.append(read[0] if len(read) == 1 else sum_of(read))
-            flags = [Header.all_zero_of(row) for row in sent]
-            all_zero.append(flags[0] if len(flags) == 1 else np.logical_and.reduce(flags))
+            parts.append(sum_of(read))
+            all_zero.append(np.logical_and.reduce([Header.all_zero_of(row) for row in sent]))
         places, values = space.merge(parts, all_zero)
-        values = widened(values)
         for number, count, indices, there in space.by_item(places):
             _core.sparse_scatter(indices, values[there], target(number).part(0, count), ranks)
         return bool(np.isfinite(uncompressed).all() and np.isfinite(values).all())
-
-    def _to_owners(
-        self,
-        bucket: Bucket,
-        layout: Layout,
-        own: list[Any],
-        chosen: dict[int, Indices] | None,
-        header: Header,
-    ) -> _Came:
-        """Send what was chosen to the hosts that own it."""
-        across, hosts = self._groups.across, self._groups.hosts
-        assert across is not None
-        assert hosts.shard is not None
-        space = layout.own_host_shards
-        taken, values = self._take(bucket, space, chosen or {})
-        rows = [
-            of.write(header, self._uncompressed(bucket, of, own), part)
-            for of, part in zip(space.messages, space.split(taken, values), strict=True)
-        ]
-        senders = hosts.across(hosts.shard)
-        came, longest = exchange_lengths(across, rows, senders, space.longest(self._values))
-        headers = read_headers(came, header, senders)
-        self._skip_updates(bucket, headers)
-        return _Came(
-            came,
-            taken,
-            values,
-            space,
-            layout.starts,
-            all(each.finite for each in headers),
-            np.logical_and.reduce([each.all_zero for each in headers]),
-            (hosts.count - 1) * (8 * hosts.count + longest),
-        )
-
-    def _by_region(
-        self,
-        bucket: Bucket,
-        layout: Layout,
-        own: list[Any],
-        chosen: dict[int, Indices] | None,
-        header: Header,
-    ) -> tuple[list[Bytes], int]:
-        """The owners' messages about this local shard, and how many bytes this rank sent."""
-        across, hosts = self._groups.across, self._groups.hosts
-        assert across is not None
-        assert hosts.shard is not None
-        came = self._to_owners(bucket, layout, own, chosen, header)
-        message = self._merge(bucket, came, header)
-        senders, most = hosts.across(hosts.shard), came.space.longest(self._values)
-        results = gather_lengths(across, message, senders, most)
-        if came.finite:
-            self._return_dropped(bucket, came, results)
-        return results, came.sent + (hosts.count - 1) * (8 + max(row.size for row in results))
-
-    def _merge(self, bucket: Bucket, came: _Came, header: Header) -> Bytes:
-        """The message about what this rank owns: sums, of which the largest stay."""
-        of, finite = came.space.messages[self._groups.hosts.own], came.finite
-        uncompressed = np.zeros(of.uncompressed_count, np.float32)
-        kept = [np.empty(0, np.uint32)]
-        values = [np.empty(0, self._values)]
-        if finite:
-            if uncompressed.size:
-                leaves = [floats(row, of.uncompressed_at, uncompressed.size) for row in came.rows]
-                _core.reduce_into(leaves, "sum", uncompressed)
-            read = [of.read(row, self._values) for row in came.rows]
-            total = sum_of(read)
-            edges = np.searchsorted(total.places, of.offsets).tolist()
-            # Of each item as many stay as the host that sent the most of it had.
-            each_sent = [np.diff(np.searchsorted(each.places, of.offsets)) for each in read]
-            budgets = np.maximum.reduce(each_sent).tolist()
-            for at, number in enumerate(of.items.tolist()):
-                places = total.places[edges[at] : edges[at + 1]]
-                if not places.size or came.all_zero[number]:
-                    continue
-                sums = total.values[edges[at] : edges[at + 1]]
-                scratch = np.empty_like(sums)
-                best = np.empty(min(budgets[at], sums.size), np.uint32)
-                if _core.top_k(sums, None, scratch, best.size, best) < 0:
-                    finite = False
-                    break
-                values.append(np.empty(best.size, self._values))
-                _core.sparse_take(scratch, best, values[-1])
-                kept.append(places[best])
-                first = int(of.starts[at] - of.offsets[at]) - came.starts[number]
-                left = self._send_residual.left(bucket.items[number].name)
-                left[kept[-1].astype(np.int64) + first] += scratch[best]  # what rounding dropped
-        said = Header(header.digest, header.scale, finite, came.all_zero)
-        return of.write(said, uncompressed, Sparse(np.concatenate(kept), np.concatenate(values)))
-
-    def _return_dropped(self, bucket: Bucket, came: _Came, results: Sequence[Bytes]) -> None:
-        """Give back to the residuals what this rank sent and nobody got."""
-        space = came.space
-        final = [
-            of.read(row, self._values) for of, row in zip(space.messages, results, strict=True)
-        ]
-        got, _ = space.merge(final, [came.all_zero] * len(final))
-        dropped = np.ones(came.places.size, np.bool_)
-        if got.size:
-            nearest = np.minimum(np.searchsorted(got, came.places), got.size - 1)
-            dropped = got[nearest] != came.places
-        places, values = came.places[dropped], widened(came.values[dropped])
-        for number, _, indices, there in space.by_item(places):
-            if indices.size and not came.all_zero[number]:
-                self._send_residual.left(bucket.items[number].name)[indices] += values[there]
 
     def _to_host(self, rows: Sequence[Bytes], space: Space) -> list[list[Bytes]]:
         """Bring every rank of this host the messages of each local shard."""
@@ -616,6 +457,4 @@ class TopK:
             headers = read_headers(messages, mine, self._groups.hosts.across(shard))
             if not all(each.finite for each in headers):
                 return False
-        if len(space.messages) != len(rows):  # of each host shard there is one, its owner's
-            rows = [[message] for messages in rows for message in messages]
         return self._write_averages(space, rows, lambda number: bucket.items[number].flat)

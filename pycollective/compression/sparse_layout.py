@@ -249,13 +249,11 @@ class Segments:
     Attributes:
         bounds: where each begins in the local shard's places; one more, where the last ends.
         items: of each which parameter it is of.
-        starts: of each its first element there.
         owners: of each the host that owns it.
     """
 
     bounds: Numbers
     items: Numbers
-    starts: Numbers
     owners: Numbers
 
 
@@ -270,11 +268,6 @@ class Layout:
         self._shards = bucket.shards
         self._hosts = self._shards.hosts
         self.items = len(self._shards)
-
-    @cached_property
-    def starts(self) -> list[int]:
-        """Where this rank's local shard of each parameter starts."""
-        return self._shards.local(self._shard)[0].tolist()
 
     @property
     def _shard(self) -> int:
@@ -299,18 +292,12 @@ class Layout:
         owners = np.repeat(np.arange(len(every)), [of.items.size for of in every])
         ordered = np.lexsort((starts, items))
         bounds = np.concatenate([[0], np.cumsum(sizes[ordered])])
-        return Segments(bounds, items[ordered], starts[ordered], owners[ordered])
+        return Segments(bounds, items[ordered], owners[ordered])
 
     @cached_property
     def local_shards(self) -> Space:
         """A message for each local shard."""
         return Space([self._local(shard) for shard in range(self._hosts.shards)], self.items)
-
-    @cached_property
-    def host_shards(self) -> Space:
-        """A message for each local shard and host, in that order."""
-        shards = range(self._hosts.shards)
-        return Space([each for shard in shards for each in self._of_hosts(shard)], self.items)
 
     @cached_property
     def own_local_shard(self) -> Space:

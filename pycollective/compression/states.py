@@ -270,7 +270,7 @@ class TopKState(State):
             chunk: elements of a chunk, a multiple of 64.
             values: how they travel: "float32", "bfloat16" or "float16". What rounding drops stays
                 in the residual.
-            exchange: "gather", "region" or "auto": between two hosts, and up to a size, gather.
+            exchange: nothing to choose: "auto" and "gather" are the same.
             warm_up: so many steps after `dense_steps` the density falls from nearly 1 to its value,
                 by equal ratios.
             decay: what is held is multiplied by it each step.

@@ -1,12 +1,11 @@
 """Whole compressed steps in NumPy, of all ranks at once: what every rank must end with, in bits.
 
 Nothing of the library's exchanges or kernels is in it. Chunks are counted from a parameter's start
-and cuts are at their ends, so where a shard lies matters to the second selection alone.
+and cuts are at their ends, so where a shard lies changes nothing.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -78,22 +77,11 @@ def sum_of_present(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.n
     return reference.tree(parts, combine)
 
 
-def cut(count: int, chunk: int, owners: int, rotation: int) -> list[range]:
-    """Of whole chunks, as even as can be, rotated."""
-    chunks = -(-count // chunk)
-    edges = [min(part * chunks // owners * chunk, count) for part in range(owners + 1)]
-    return [
-        range(edges[(owner - rotation) % owners], edges[(owner - rotation) % owners + 1])
-        for owner in range(owners)
-    ]
-
-
 class TopK:
     """A parameter and its residuals, of which k elements go, or k of each chunk."""
 
     def __init__(
         self,
-        name: str,
         count: int,
         hosts: int,
         k: int,
@@ -101,7 +89,7 @@ class TopK:
         by: str = "tensor",
         decay: float = 1.0,
     ) -> None:
-        self.name, self.count, self.k, self.values = name, count, k, values
+        self.count, self.k, self.values = count, k, values
         self.by, self.decay = by, FLOAT(decay)
         self.worker = np.zeros((hosts, count), FLOAT)
 
@@ -115,9 +103,7 @@ class TopK:
             found.append(at + largest(part, -(-self.k * len(part) // CHUNK)))
         return np.concatenate(found)
 
-    def step(
-        self, flat: Sequence[np.ndarray], host_of: Sequence[int], by_region: bool
-    ) -> np.ndarray:
+    def step(self, flat: Sequence[np.ndarray], host_of: Sequence[int]) -> np.ndarray:
         """The average as every rank gets it."""
         sent = []
         for host, x in enumerate(host_sums(flat, host_of)):
@@ -127,27 +113,6 @@ class TopK:
             values = np.where(there, c, FLOAT(0)).astype(self.values).astype(FLOAT)
             self.worker[host] = np.where(there, c - values, c)
             sent.append((values, there))
-        total, there = sum_of_present(sent)
-        if by_region:
-            total = self._again(total, there, sent, host_of)
+        total, _ = sum_of_present(sent)
         self.worker *= self.decay
         return (total / FLOAT(len(flat))).astype(flat[0].dtype)
-
-    def _again(self, total, there, sent, host_of):
-        """Of what it owns each host keeps as many as one host has sent; the rest goes back."""
-        hosts, shards = len(sent), min(np.bincount(host_of))
-        rotation = zlib.crc32(self.name.encode())
-        out = np.zeros(self.count, FLOAT)
-        for local in cut(self.count, CHUNK, shards, rotation):
-            for owner, part in enumerate(cut(len(local), CHUNK, hosts, rotation // shards)):
-                places = np.flatnonzero(there[local.start :][part.start : part.stop])
-                places += local.start + part.start
-                region = slice(local.start + part.start, local.start + part.stop)
-                budget = max(int(has[region].sum()) for _, has in sent)
-                kept = places[largest(total[places], budget)]
-                out[kept] = total[kept].astype(self.values)
-                self.worker[owner][kept] += total[kept] - out[kept]
-                for host, (values, has) in enumerate(sent):
-                    dropped = np.setdiff1d(places[has[places]], kept)
-                    self.worker[host][dropped] += values[dropped]
-        return out

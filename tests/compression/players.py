@@ -32,15 +32,10 @@ SHAPES = {"w": (70, 100), "bias": (33,), "v": (5, 1031), "none": (0, 4)}
 
 KINDS: dict[str, tuple[type[State], dict[str, Any]]] = {
     **{name: (CODECS[name], {"chunk": 256}) for name in _core.quantize_codecs()},
-    "top_k": (TopKState, {"density": 0.03, "exchange": "gather"}),
-    "top_k by region": (TopKState, {"density": 0.03, "exchange": "region"}),
+    "top_k": (TopKState, {"density": 0.03}),
     "top_k of chunks": (
         TopKState,
-        {"density": 0.05, "by": "chunk", "chunk": 512, "exchange": "gather", "values": "float16"},
-    ),
-    "top_k of chunks by region": (
-        TopKState,
-        {"density": 0.05, "by": "chunk", "chunk": 512, "exchange": "region", "values": "float32"},
+        {"density": 0.05, "by": "chunk", "chunk": 512, "values": "float16"},
     ),
 }
 

@@ -81,7 +81,6 @@ def test_quantized(pool, codec, host_of, dtype):
         assert same_bits(held["server"][name], want.server)
 
 
-@pytest.mark.parametrize("exchange", ["gather", "region"])
 @pytest.mark.parametrize("by", ["tensor", "chunk"])
 @pytest.mark.parametrize(
     ("host_of", "dtype", "values"),
@@ -94,30 +93,29 @@ def test_quantized(pool, codec, host_of, dtype):
         ((0, 1, 1, 2), "float32", "bfloat16"),
     ],
 )
-def test_top_k(pool, host_of, dtype, values, by, exchange):
-    check_top_k(pool, host_of, dtype, values, by, exchange)
+def test_top_k(pool, host_of, dtype, values, by):
+    check_top_k(pool, host_of, dtype, values, by)
 
 
-@pytest.mark.parametrize("exchange", ["gather", "region"])
 @pytest.mark.parametrize("by", ["tensor", "chunk"])
 @pytest.mark.parametrize("host_of", [*TOPOLOGIES, (0, 1, 0, 1)])
-def test_top_k_of_ties(pool, host_of, by, exchange):
-    check_top_k(pool, host_of, "float32", "float32", by, exchange, ties=True)
+def test_top_k_of_ties(pool, host_of, by):
+    check_top_k(pool, host_of, "float32", "float32", by, ties=True)
 
 
-def check_top_k(pool, host_of, dtype, values, by, exchange, ties=False):
+def check_top_k(pool, host_of, dtype, values, by, ties=False):
     seed = seed_of("top_k", host_of, dtype)
     decay = 0.5 if by == "chunk" else 1.0
-    options = {"density": 0.04, "values": values, "exchange": exchange, "by": by, "decay": decay}
+    options = {"density": 0.04, "values": values, "by": by, "decay": decay}
     outputs, held = run(pool, host_of, TopKState, options, dtype, seed, ties)
     check_dense(outputs, host_of, dtype, seed, ties)
     for name in ("w", "v"):
         count = size_of(SHAPES)[name]
         hosts, k = max(host_of) + 1, round(0.04 * (count if by == "tensor" else expected.CHUNK))
-        want = expected.TopK(name, count, hosts, k, VALUES[values], by, decay)
+        want = expected.TopK(count, hosts, k, VALUES[values], by, decay)
         for step, got in enumerate(outputs):
             flat = flat_inputs(name, step, dtype, seed, ties)
-            average = want.step(flat, host_of, exchange == "region")
+            average = want.step(flat, host_of)
             assert same_bits(got[name].reshape(-1), average), (name, step)
         assert same_bits(held["worker"][name], want.worker)
 
@@ -163,10 +161,9 @@ def dense_and_all(comm, host_of, dtype, seed, options):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("by", ["tensor", "chunk"])
-@pytest.mark.parametrize("exchange", ["gather", "region"])
-def test_density_1_is_the_dense_average_bit_for_bit(pool, exchange, by, dtype):
+def test_density_1_is_the_dense_average_bit_for_bit(pool, by, dtype):
     """One rank a host, and hosts that are nodes of the contract's order."""
-    options = {"exchange": exchange, "by": by, "chunk": 512}
+    options = {"by": by, "chunk": 512}
     for seed, host_of in enumerate([(0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 1), (0, 1, 2)]):
         outcomes = pool(4).call(dense_and_all, host_of, dtype, seed, options)
         assert [same for same, _ in outcomes] == [True] * 4, host_of

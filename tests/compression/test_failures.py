@@ -36,24 +36,29 @@ def own(comm, host_of, kind, shapes=SHAPES):
 
 def damaged(comm, kind):
     """What came to rank 1 from rank 0 is not what was sent."""
-    state = own(comm, (0, 1, 2, 3), kind)
-    state.all_reduce(gradients(1, comm.rank, 0))
+    shapes = {"w": (64, 120)}
+    state, out = own(comm, (0, 1, 2, 3), kind, shapes), np.empty(64 * 30, np.float32)
+
+    def scatter(step):
+        state.reduce_scatter(out, gradients(1, comm.rank, step, shapes)["w"], "w")
+
+    scatter(0)
     across = state._feedback.groups.across
     whole = across.all_to_all
 
     def damage(rows):
         came = whole(rows)
-        came[0, header_bytes(len(SHAPES)) :] = 0xFF
+        came[0, header_bytes(len(shapes)) :] = 0xFF
         return came
 
     if comm.rank == 1:
         across.all_to_all = damage
     before = digest(held_by(state))
-    found = ends_with(lambda: state.all_reduce(gradients(1, comm.rank, 1)))
+    found = ends_with(lambda: scatter(1))
     return *found, digest(held_by(state)) == before
 
 
-@pytest.mark.parametrize("kind", ["top_k by region", "top_k of chunks by region"])
+@pytest.mark.parametrize("kind", ["top_k", "top_k of chunks"])
 def test_a_damaged_payload_is_a_mismatch_on_every_rank(pool, kind):
     for name, text, taken, same in pool(4).call(damaged, kind):
         assert name == CollectiveMismatch.__name__
@@ -89,9 +94,8 @@ def damaged_length(comm, kind, host_of, length):
     ("host_of", "waiting"),
     [((0, 1, 2, 3), 4), ((0, 0, 1, 1), 2)],  # what a host hands on within it is for it alone
 )
-@pytest.mark.parametrize("kind", ["top_k", "top_k by region"])
-def test_a_damaged_length_is_a_mismatch_on_every_rank(pool, kind, host_of, waiting, length):
-    outcomes = pool(4).call(damaged_length, kind, host_of, length)
+def test_a_damaged_length_is_a_mismatch_on_every_rank(pool, host_of, waiting, length):
+    outcomes = pool(4).call(damaged_length, "top_k", host_of, length)
     for name, text, taken, same in outcomes[:waiting]:
         assert name == CollectiveMismatch.__name__
         assert f"rank 0 tells of a message of {length} bytes" in text
@@ -106,7 +110,7 @@ TWO = {"a": (70, 100), "b": (70, 100)}
 DIFFERENT = [
     *itertools.product(
         [(0, 1, 2, 3), (0, 0, 1, 1)],
-        ["one_bit", "top_k", "top_k by region"],
+        ["one_bit", "top_k"],
         ["order", "fewer", "scale"],
     ),
     *itertools.product([ONE_HOST], ["one_bit"], ["name", "order", "type", "scale", "steps"]),
@@ -250,8 +254,8 @@ def others_kind(comm, host_of, differ, way, what, calls, kind="one_bit", steps=0
     [
         *(((0, 0, 1, 1), (3,), ()), ((0, 0, 1, 1), (0, 1), ())),
         *(((0, 1, 0, 0), (1,), ()), ((0, 1, 0, 0), (2,), ())),
-        # By region a call begins with lengths, in the same group as others' digests and headers.
-        *(((0, 1, 2, 3), (0,), ("top_k by region", steps)) for steps in range(4)),
+        # Top-k's call begins with lengths, in the same group as others' digests and headers.
+        *(((0, 1, 2, 3), (0,), ("top_k", steps)) for steps in range(4)),
     ],
 )
 def test_other_calls_are_a_mismatch_on_every_rank(pool, host_of, differ, more, way):

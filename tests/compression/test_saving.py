@@ -95,6 +95,20 @@ def test_what_was_saved_before_loads(face):
     assert face(loads_before) == [want] * 4
 
 
+def loaded_as_saved(comm, exchange):
+    """Whether a state holds what another saved, whose exchange was this."""
+    state = stepped(comm, (0, 1, 2, 3), "top_k", 7, 2)
+    saved = state.state_dict()
+    loaded = make(comm, (0, 1, 2, 3), "top_k")
+    loaded.load_state_dict({**saved, "codec": {**saved["codec"], "exchange": exchange}})
+    return digest(held_by(loaded)) == digest(held_by(state))
+
+
+@pytest.mark.parametrize("exchange", ["region", "gather"])
+def test_what_was_saved_when_there_were_two_exchanges_is_loaded(pool, exchange):
+    assert pool(4).call(loaded_as_saved, exchange) == [True] * 4
+
+
 WORLDS = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 0, 0), (0, 1), (0, 1, 1), (0, 0, 0, 0)]
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from pycollective import ConfigurationError
 from pycollective.compression import TopKState
-from pycollective.compression.partition import Hosts
-from pycollective.compression.sparse import SAVED, check_density, gathers
+from pycollective.compression.sparse import check_density
 from tests.compression.players import ends_of, gradients
 from tests.compression.test_payload import Counting
 
@@ -53,26 +52,12 @@ def test_the_least_density_sends_one_element_of_each_chunk(pool, density, chunk,
     assert pool(4).call(sent, density, chunk) == [(chunks * each, True)] * 4
 
 
-@pytest.mark.parametrize("hosts", [2, 3, 4, 8, 32])
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_a_way_is_chosen_by_the_bytes_that_region_saves(hosts, ranks):
-    of = Hosts(0, tuple(range(hosts)) * ranks)
-    if hosts == 2:  # nothing to save
-        assert gathers(1 << 40, 2, of)
-        return
-    payload = SAVED / ((hosts - 1) * (1 - 2 / hosts))
-    entries = int(payload) * ranks // 4
-    assert gathers(entries - ranks, 2, of)
-    assert not gathers(entries + 2 * ranks, 2, of)
-    assert not gathers(entries, 4, of)
-
-
 def bytes_within_a_host(comm, several):
     """What a rank hands over to the other one of its host in a step of top-k by tensor."""
     shapes = {f"w{number}": (64, 64) for number in range(several)}
     ends = ends_of(comm, (0, 0, 1, 1))
     local = Counting(ends.local)
-    state = TopKState(shapes, replace(ends, local=local), density=0.01, exchange="gather")
+    state = TopKState(shapes, replace(ends, local=local), density=0.01)
     assert state.all_reduce(gradients(1, comm.rank, 0, shapes))
     return sum(local.sent)
 

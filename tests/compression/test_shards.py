@@ -120,10 +120,10 @@ class Sparse(expected.TopK):
     """The same of one that goes as its largest elements, in bf16."""
 
     def __init__(self, count, hosts):
-        super().__init__("a shard", count, hosts, round(0.03 * count), ml_dtypes.bfloat16)
+        super().__init__(count, hosts, round(0.03 * count), ml_dtypes.bfloat16)
 
     def step(self, flat, host_of):
-        return super().step([x.astype(np.float32) for x in flat], host_of, by_region=False)
+        return super().step([x.astype(np.float32) for x in flat], host_of)
 
 
 def wanted(codec, host_of, dtype):

@@ -135,44 +135,7 @@ def mark(entries, size):
     )
 
 
-def _sum(rows):
-    every = zip(rows.places, rows.values.numpy(), strict=True)
-    return sum_of([Sparse(places, values[: len(places)].copy()) for places, values in every])
-
-
-def total(rows, out):
-    out.count.zero_()
-    found = _sum(rows)
-    append(out, found.places, found.values)
-
-
 def average(rows, out, divisor):
-    found = _sum(rows)
+    every = zip(rows.places, rows.values.numpy(), strict=True)
+    found = sum_of([Sparse(places, values[: len(places)].copy()) for places, values in every])
     _core.sparse_scatter(found.places, found.values, out, int(divisor))
-
-
-def select_sums(sums, edges, wanted, kept, lost, bad):
-    found = in_use(sums)
-    kept.count.zero_()
-    for first, last, k in zip(
-        edges[:-1].tolist(), edges[1:].tolist(), wanted.tolist(), strict=True
-    ):
-        part, best = found.values[first:last].copy(), np.empty(k, np.uint32)
-        scratch = np.empty_like(part)
-        if k and _core.top_k(part, None, scratch, k, best) < 0:
-            bad |= 1
-        elif k:
-            values, at = np.empty(k, array(kept.values).dtype), int(kept.count)
-            _core.sparse_take(scratch, best, values)
-            append(kept, found.places[first:last][best], values)
-            array(lost)[at : at + k] = scratch[best]
-
-
-def add_at(left, entries, limits, but=None):
-    first, last = limits.tolist()
-    sent = in_use(entries)
-    places, values = sent.places, sent.values
-    inside = (places >= first) & (places < last)
-    if but is not None:
-        inside &= ~np.isin(places, but.places[0])
-    left.numpy()[places[inside].astype(np.int64) - first] += widened(values[inside])

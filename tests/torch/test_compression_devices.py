@@ -216,19 +216,17 @@ def steps_of_top_k(comm, topology, dtype, options):
 @pytest.mark.parametrize(
     ("topology", "dtype", "options"),
     [
-        ("4x1", "float32", {"exchange": "region"}),
-        ("2x2", "bfloat16", {"exchange": "gather", "values": "float32"}),
-        ("4x1", "bfloat16", {"exchange": "region", "by": "chunk", "decay": 0.9, "density": 0.2}),
-        ("1,3", "float16", {"exchange": "region", "values": "float16", "warm_up": 2}),
+        ("4x1", "float32", {}),
+        ("2x2", "bfloat16", {"values": "float32"}),
+        ("4x1", "bfloat16", {"by": "chunk", "decay": 0.9, "density": 0.2}),
+        ("1,3", "float16", {"values": "float16", "warm_up": 2}),
         *(
             pytest.param(*each, marks=pytest.mark.storm)
             for each in [
-                ("4x1", "float32", {"exchange": "gather", "by": "chunk"}),
-                ("2x2", "float32", {"exchange": "region", "by": "chunk", "values": "float16"}),
-                ("1,1,2", "float16", {"exchange": "region", "by": "chunk", "density": 0.2}),
-                ("4x1", "bfloat16", {"values": "float16", "density": 0.5}),
-                ("4x1", "float32", {"exchange": "region", "density": 0.9}),
-                ("3,1", "float16", {"exchange": "region", "values": "float32"}),
+                ("2x2", "float32", {"by": "chunk", "values": "float16"}),
+                ("1,1,2", "float16", {"by": "chunk", "density": 0.2}),
+                ("4x1", "bfloat16", {"values": "float16", "density": 0.9}),
+                ("3,1", "float16", {"values": "float32"}),
                 ("1,3", "float32", {"by": "chunk", "values": "float32", "decay": 0.0}),
             ]
         ),
@@ -255,13 +253,13 @@ def interpreted_steps(comm, topology, options, scales):
 @pytest.mark.parametrize(
     ("topology", "options", "scales"),
     [
-        ("4x1", {"exchange": "region"}, [1.0]),
+        ("4x1", {}, [1.0]),
         *(
             pytest.param(*each, marks=pytest.mark.storm)
             for each in [
-                ("2x2", {"exchange": "gather", "decay": 0.9}, [1.0, 1.0]),
-                ("1,1,2", {"exchange": "region", "by": "chunk"}, [1.0, 64.0]),
-                ("1,3", {"exchange": "region", "values": "float16"}, [1.0, 1.0]),
+                ("2x2", {"decay": 0.9}, [1.0, 1.0]),
+                ("1,1,2", {"by": "chunk"}, [1.0, 64.0]),
+                ("1,3", {"values": "float16"}, [1.0, 1.0]),
             ]
         ),
     ],
@@ -270,9 +268,9 @@ def test_steps_with_interpreted_kernels_are_those_of_cpus(ranks, topology, optio
     assert ranks(interpreted_steps, topology, options, scales) == [[]] * 4
 
 
-def overflowing(comm, exchange):
+def overflowing(comm):
     """Averages whose sum of all hosts' elements is not finite, and what is counted."""
-    pair = Pair(comm, "top_k", "4x1", exchange=exchange)
+    pair = Pair(comm, "top_k", "4x1")
     mine = gradients(comm.rank, 0, torch.float32)
     mine["w"][2, 3] = 3e38  # finite on each
     found = pair.step(mine)
@@ -281,14 +279,13 @@ def overflowing(comm, exchange):
     return found, given_up
 
 
-@pytest.mark.parametrize("exchange", ["gather", "region"])
-def test_a_sum_that_is_not_finite_is_seen(ranks, exchange):
-    assert ranks(overflowing, exchange) == [([], 1)] * 4
+def test_a_sum_that_is_not_finite_is_seen(ranks):
+    assert ranks(overflowing) == [([], 1)] * 4
 
 
 def messages_of_top_k(comm):
     """A CPU's message, the device's and how many bytes it counts, of the same gradients."""
-    pair, found = Pair(comm, "top_k", "4x1", exchange="gather"), []
+    pair, found = Pair(comm, "top_k", "4x1"), []
     for state in (pair.cpu, pair.device):
         with interpreted(), sent_by_states() as sent:
             state.all_reduce(gradients(comm.rank, 0, torch.float32))
@@ -306,25 +303,6 @@ def test_messages_of_top_k_are_those_of_cpus_and_zeros(ranks):
         assert device[2][: len(cpu[2])] == cpu[2]
         assert not any(device[2][len(cpu[2]) :])
         assert counted == 3 * len(device[2])
-
-
-def lengths_by_chunk(comm, density):
-    """How many bytes go to another host, by what is sent and by what is counted."""
-    options = {"density": density, "by": "chunk", "chunk": 64, "exchange": "region"}
-    pairs = [("w", torch.zeros(64, 64, requires_grad=True))]
-    state = as_on_a_device(pairs, "top_k", "4x1", group_of(comm, "gloo"), **options)
-    with interpreted(), sent_by_states() as sent:
-        state.all_reduce({"w": torch.ones(64, 64)})
-    counted = state.stats()["payload_bytes"]
-    state.close()
-    kinds = [kind for kind, _, _ in sent]
-    return kinds, counted, sum(3 * shape[1] for _, shape, _ in sent)
-
-
-def test_by_chunk_messages_go_by_owners(ranks):
-    for kinds, counted, there in ranks(lengths_by_chunk, 0.1):
-        assert kinds == ["exchange", "gather"]
-        assert counted == there
 
 
 def damaged(comm):
@@ -381,32 +359,6 @@ def test_every_rank_hears_of_a_damaged_message_that_one_has_read(ranks):
     for rank, (said, lost) in enumerate(ranks(damaged_shard)):
         assert ("a damaged message" if rank == 1 else "rank(s) [1] have read") in said
         assert lost
-
-
-def crowded(comm):
-    """What is said of a message in which a segment has the places of all, as many as allowed."""
-    options = {"density": 0.1, "by": "chunk", "chunk": 64, "exchange": "region"}
-    pairs = [(name, torch.zeros(64, 64, requires_grad=True)) for name in ("w", "u")]
-    state = as_on_a_device(pairs, "top_k", "4x1", group_of(comm, "gloo"), **options)
-    write = cpu_kernels.write
-
-    def wrong(entries, size, tail, length):
-        places = torch.arange(len(entries.places), dtype=torch.int32)
-        write(entries._replace(places=places), size, tail, length)
-
-    random = torch.Generator().manual_seed(comm.rank)
-    mine = {name: torch.randn(64, 64, generator=random) for name in ("w", "u")}
-    with interpreted():
-        with writing(1, wrong) if comm.rank == 2 else nullcontext():
-            state.all_reduce(mine)
-        with pytest.raises(CollectiveMismatch):
-            state._feedback.meet()
-    state.close()
-    return all(each.isnan().all().item() for each in mine.values())
-
-
-def test_an_owner_refuses_more_than_it_has_room_for(ranks):
-    assert ranks(crowded) == [True] * 4
 
 
 class Model(torch.nn.Module):
@@ -835,15 +787,14 @@ def test_no_operation_of_top_k_needs_data_or_memory_of_the_host(host_of, by):
         mock.patch.object(sparse, "kernels", return_value=sparse.Kernels(*[kernels] * 3)),
         mock.patch.object(sparse, "upload", on_meta),
     ):
-        for exchange in ("gather", "region"):
-            options = sparse.DeviceSparseOptions(
-                *(0.1, by, 64, "bfloat16", exchange, 2, 0.5), device=META
-            )
-            steps_on_meta(host_of, False, options)
+        options = sparse.DeviceSparseOptions(
+            *(0.1, by, 64, "bfloat16", "auto", 2, 0.5), device=META
+        )
+        steps_on_meta(host_of, False, options)
     for name, given in kernels.given:
         names.add(name)
         assert all(t.device == META for t in tree_leaves(given) if isinstance(t, torch.Tensor))
-    assert {"write", "read", "mark", "average", "total"} <= names
+    assert {"write", "read", "mark", "average"} <= names
 
 
 def steps_on_meta(host_of, dense, options):

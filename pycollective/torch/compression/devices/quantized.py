@@ -49,7 +49,7 @@ class DeviceQuantizedOptions(QuantizedOptions):
         kernels()
         return super().checked()
 
-    def make(self, groups: Groups, partition: Partition, sizes: Sequence[int]) -> Any:
+    def make(self, groups: Groups, partition: Partition) -> Any:
         return DeviceQuantized(groups, partition, self.codec, self.device)
 
 

@@ -2,11 +2,6 @@
 
 How many elements a message has may depend on the data, which the host does not know within a step.
 So messages have a fixed length, with room for as many as there can be, and say how many they have.
-
-Where the CPU goes by *region* (`pycollective.compression.sparse`), a device does so by chunk, if
-less is sent. By tensor an owner can get all elements of a parameter, so that messages to owners
-would be as long as messages to all. All selections then go to all ranks, and every rank does what
-the owners do. Averages and residuals are the same.
 """
 
 from __future__ import annotations
@@ -38,7 +33,6 @@ from pycollective.torch.compression.devices.sums import (
     host_sums,
     put,
     uncompressed_mean,
-    uncompressed_sum,
 )
 from pycollective.torch.compression.devices.thresholds import thresholds
 
@@ -70,14 +64,14 @@ class DeviceSparseOptions(SparseOptions):
         kernels()
         return super().checked()
 
-    def make(self, groups: Groups, partition: Partition, sizes: Sequence[int]) -> Any:
+    def make(self, groups: Groups, partition: Partition) -> Any:
         if groups.hosts.count > _MOST_HOSTS:
             groups.close()
             raise ConfigurationError(
                 f"top-k takes tensors on devices between up to {_MOST_HOSTS} hosts, not "
                 f"{groups.hosts.count}; make the state of CPU tensors"
             )
-        return DeviceTopK(groups, partition, self, sizes)
+        return DeviceTopK(groups, partition, self)
 
 
 class _FixedMessage:
@@ -97,10 +91,8 @@ class _FixedMessage:
     ) -> None:
         self.of, self.counts, self.capacity = of, list(counts), sum(counts)
         self.tail_at = of.uncompressed_at + 4 * of.uncompressed_count
-        self.bytes = self.tail_at + kernels().index_packing.tail_bound(
-            self.capacity, of.size, values
-        )
-        self.bounds = _Bounds(of.offsets, of.items, of.starts, device)
+        self.bytes = self.tail_at + kernels().index_packing.tail_bound(self.capacity, of.size, values)
+        self.bounds = _Bounds(of.offsets, of.items, device)
 
 
 class _Bounds:
@@ -109,16 +101,10 @@ class _Bounds:
     Attributes:
         bounds: int64: where each begins; one more, where the last ends.
         items: int64: of each which parameter of the call it is of.
-        segments: of each its parameter, its first element there, and where it begins and ends among
-            the places, int64.
     """
 
-    def __init__(
-        self, bounds: Numbers, items: Numbers, starts: Numbers, device: torch.device
-    ) -> None:
+    def __init__(self, bounds: Numbers, items: Numbers, device: torch.device) -> None:
         self.bounds, self.items = upload(bounds, device), upload(items, device)
-        limits = [self.bounds[at : at + 2] for at in range(len(items))]
-        self.segments = list(zip(items.tolist(), starts.tolist(), limits, strict=True))
 
     def within(self, places: torch.Tensor) -> torch.Tensor:
         """In which segment places are, or the one before whose end they begin."""
@@ -131,23 +117,15 @@ class _Plan:
     Attributes:
         numbers: of the compressed parameters.
         shards: messages about each local shard.
-        owned: of each local shard the segments that each has one owner.
-        owners: of each the host that owns it.
         wanted: of each compressed parameter how many elements a host sends.
         before: see `thresholds`.
     """
 
     def __init__(self, codec: DeviceTopK, bucket: Bucket, density: float) -> None:
-        hosts, local = codec.groups.hosts, codec.groups.local
-        layout = Layout(bucket)
+        local, layout = codec.groups.local, Layout(bucket)
         counts = [item.flat.count for item in bucket.items]
         self.numbers = [n for n, item in enumerate(bucket.items) if not item.uncompressed]
         self.shards = [codec.room(counts, of, density) for of in layout.local_shards.messages]
-        segments = [layout.segments(shard) for shard in range(hosts.shards)]
-        self.owned = [
-            _Bounds(each.bounds, each.items, each.starts, codec.device) for each in segments
-        ]
-        self.owners = [each.owners.tolist() for each in segments]
         wanted = [count_of(density, counts[n]) for n in self.numbers]
         self.wanted = upload(np.array(wanted, np.int64), codec.device)
         each = -(-len(wanted) // local.size)
@@ -165,24 +143,6 @@ class _Plan:
     def to_owners(self) -> _ToOwners:
         """The messages of this rank to owners."""
         return _ToOwners(*self._of)
-
-    @cached_property
-    def parts(self) -> list[list[_FixedMessage]]:
-        """Messages about what each host owns of each local shard."""
-        codec, layout, counts, density = self._of
-        every = [codec.room(counts, of, density) for of in layout.host_shards.messages]
-        hosts = codec.groups.hosts.count
-        return [every[at : at + hosts] for at in range(0, len(every), hosts)]
-
-    @property
-    def owner_bytes(self) -> int:
-        """How long the longest of these is."""
-        return max(room.bytes for rooms in self.parts for room in rooms)
-
-    @cached_property
-    def goes_by_owners(self) -> bool:
-        """Whether less is sent to owners and by owners than to all; all ranks find the same."""
-        return self._of[0].by_chunk and 2 * self.owner_bytes < self.bytes
 
 
 class _ToOwners:
@@ -235,18 +195,6 @@ class _ToOwners:
         ]
 
 
-class _Came(NamedTuple):
-    """The entries of messages of several hosts.
-
-    Attributes:
-        rows: to be added up; what is all zero everywhere has the value 0.
-        places: of each host's, int64; those not in use are 2^32.
-    """
-
-    rows: Any
-    places: torch.Tensor
-
-
 class DeviceTopK:
     """Averages gradients on a device, of which the largest elements go between hosts; see `TopK`.
 
@@ -260,11 +208,10 @@ class DeviceTopK:
         groups: Groups,
         partition: Partition,
         options: DeviceSparseOptions,
-        sizes: Sequence[int],
     ) -> None:
         self.groups, self.device = groups, options.device
         self.by_chunk = options.by == "chunk"
-        self._partition, self._options, self._sizes = partition, options, list(sizes)
+        self._partition, self._options = partition, options
         self._values = getattr(torch, options.values)
         self._send_residual = DeviceResiduals(options.device)
         self.residuals: Mapping[str, Residuals] = {"worker": self._send_residual}
@@ -283,25 +230,20 @@ class DeviceTopK:
         headers = Headers(agreement, len(items), self.device)
         own = host_sums(bucket, groups, headers)
         chosen, bad = self._choose(bucket, own, density)
-        merges = not self._options.gathers(density, self._sizes, hosts)
-        by_owners = merges and plan.goes_by_owners
-        found = self._zeros(hosts.count * (plan.owner_bytes if by_owners else plan.bytes))
-        sent = 0
+        found, sent = self._zeros(hosts.count * plan.bytes), 0
         if groups.across is not None:
-            between_hosts = self._by_owners if by_owners else self._gather
-            messages, sent = between_hosts(bucket, plan, own, chosen, bad, headers)
+            messages, sent = self._gather(bucket, plan, own, chosen, bad, headers)
             found[: messages.numel()] = messages.view(-1)
         every = gather(groups.local, found)
         finite = []
         for shard, room in enumerate(plan.shards):
-            parts = plan.parts[shard] if by_owners else [room]
-            width = max(part.bytes for part in parts)
-            messages = every[shard, : hosts.count * width].view(hosts.count, width)
+            messages = every[shard, : hosts.count * room.bytes].view(hosts.count, room.bytes)
             headers.compare(messages, hosts.across(shard))
-            if by_owners:
-                finite += self._write_owners(bucket, plan, shard, messages, chosen, headers)
-            else:
-                finite += self._write_all(bucket, plan, shard, messages, merges, chosen, headers)
+            all_zero = headers.all_zero(messages)
+            if shard == hosts.shard:
+                skip_updates(self.residuals.values(), bucket, all_zero, headers.findings)
+            rows = self._read(room, messages, all_zero, headers)
+            finite.append(self._write(room, messages, rows, lambda n: bucket.items[n].flat))
         bad = headers.bad | ~torch.stack(finite).all()
         return DeviceOutcome(None, sent, bad, headers.differs, headers.findings)
 
@@ -322,36 +264,6 @@ class DeviceTopK:
         header = headers.row(bad, are_zero(own))
         message = self._message(room, header, _uncompressed(bucket, room, own, hosts.shard), chosen)
         return gather(across, message), (hosts.count - 1) * room.bytes
-
-    def _write_all(
-        self,
-        bucket: Bucket,
-        plan: _Plan,
-        shard: int,
-        messages: torch.Tensor,
-        merges: bool,
-        chosen: Any,
-        headers: Headers,
-    ) -> list[torch.Tensor]:
-        """Write a local shard's averages of all hosts' messages; whether all was finite."""
-        room, mine = plan.shards[shard], shard == self.groups.hosts.shard
-        all_zero = headers.all_zero(messages)
-        if mine:
-            skip_updates(self.residuals.values(), bucket, all_zero, headers.findings)
-        came = self._read(room, messages, all_zero, headers)
-        rows, finite = None if came is None else came.rows, []
-        if merges and came is not None:
-            kept, lost, are_finite = self._select(came, plan.owned[shard], all_zero)
-            kept = kept._replace(values=kept.values.to(torch.float32))
-            rows = kernels().sparse_sums.mark([kept], room.of.size)
-            finite.append(are_finite)
-            if mine:
-                # What nobody got goes back to its sender; what rounding drops stays with the owner.
-                self._add_back(bucket, room.bounds.segments, chosen, rows)
-                owned = zip(plan.owned[shard].segments, plan.owners[shard], strict=True)
-                own = [segment for segment, owner in owned if owner == self.groups.hosts.own]
-                self._add_back(bucket, own, lost)
-        return [*finite, self._write(room, messages, rows, lambda n: bucket.items[n].flat)]
 
     def _send_to_owners(
         self,
@@ -382,67 +294,10 @@ class DeviceTopK:
         skip_updates(self.residuals.values(), bucket, all_zero, headers.findings)
         return came[:, : to.rooms[hosts.own].bytes], all_zero
 
-    def _by_owners(
-        self,
-        bucket: Bucket,
-        plan: _Plan,
-        own: Sequence[torch.Tensor],
-        chosen: Any,
-        bad: torch.Tensor,
-        headers: Headers,
-    ) -> tuple[torch.Tensor, int]:
-        """The owners' messages about this local shard, and how many bytes this rank sent."""
-        across, hosts, to = self.groups.across, self.groups.hosts, plan.to_owners
-        assert across is not None
-        came, all_zero = self._send_to_owners(bucket, plan, own, chosen, bad, headers)
-        room = to.rooms[hosts.own]
-        found = self._read(room, came, all_zero, headers)
-        kept = kernels().top_k.Entries.empty(0, self._values, self.device)
-        finite = self._zeros(1)[0] == 0
-        if found is not None:
-            kept, lost, finite = self._select(found, room.bounds, all_zero)
-            # Of a segment all hosts send as many, or a message is wrong.
-            headers.refuse(kept.count > room.capacity)
-            self._add_back(bucket, room.bounds.segments, lost)
-        sums = []
-        if room.of.uncompressed_count:
-            sums.append(uncompressed_sum([came[:, room.of.uncompressed_at : room.tail_at]]))
-        # Of the parameters of this message as many stay as one host has sent.
-        kept = kept._replace(
-            places=kept.places[: room.capacity],
-            values=kept.values[: room.capacity],
-            count=kept.count.clamp(max=room.capacity),
-        )
-        header = headers.row(headers.bad | ~finite, all_zero)
-        message = self._zeros(to.bytes)
-        message[: room.bytes] = self._message(room, header, sums, kept)
-        return gather(across, message), 2 * (hosts.count - 1) * to.bytes
-
-    def _write_owners(
-        self,
-        bucket: Bucket,
-        plan: _Plan,
-        shard: int,
-        messages: torch.Tensor,
-        chosen: Any,
-        headers: Headers,
-    ) -> list[torch.Tensor]:
-        """Write a local shard's averages of its owners' messages; whether all was finite."""
-        finite = []
-        sent = plan.to_owners.split(chosen) if shard == self.groups.hosts.shard else None
-        for host, room in enumerate(plan.parts[shard]):
-            message = messages[host : host + 1, : room.bytes]
-            came = self._read(room, message, headers.all_zero(message), headers)
-            rows = None if came is None else came.rows
-            if sent is not None and rows is not None:
-                self._add_back(bucket, room.bounds.segments, sent[host], rows)
-            finite.append(self._write(room, message, rows, lambda n: bucket.items[n].flat))
-        return finite
-
     def reduce_scatter(
         self, items: list[Item], agreement: Agreement, steps: int, out: Flat
     ) -> DeviceOutcome:
-        """The first half of *region*: `out` gets the average of what this rank owns."""
+        """Average what this rank owns: to each host goes what it owns."""
         hosts, density = self.groups.hosts, self._options.density_after(steps)
         bucket = Bucket(items, self._partition)
         plan = self._plan(bucket, density)
@@ -451,8 +306,8 @@ class DeviceTopK:
         chosen, bad = self._choose(bucket, own, density)
         came, all_zero = self._send_to_owners(bucket, plan, own, chosen, bad, headers)
         room = plan.to_owners.rooms[hosts.own]
-        found = self._read(room, came, all_zero, headers)
-        finite = self._write(room, came, None if found is None else found.rows, lambda _: out)
+        rows = self._read(room, came, all_zero, headers)
+        finite = self._write(room, came, rows, lambda _: out)
         sent = (hosts.count - 1) * plan.to_owners.bytes
         bad = headers.bad | ~finite
         return DeviceOutcome(None, sent, bad, headers.differs, headers.findings)
@@ -559,32 +414,13 @@ class DeviceTopK:
         kernels().index_packing.write(entries, room.of.size, message[room.tail_at :], length)
         return message
 
-    def _add_back(
-        self,
-        bucket: Bucket,
-        segments: Sequence[tuple[int, int, torch.Tensor]],
-        entries: Any,
-        but: Any = None,
-    ) -> None:
-        """Add entries to this rank's new residuals.
-
-        Args:
-            bucket: of the call.
-            segments: in which they are taken; see `_Bounds`.
-            entries: by the places of `segments`.
-            but: a row whose places are left out.
-        """
-        shard = self.groups.hosts.shard
-        assert shard is not None
-        for number, start, limits in segments:
-            left: Any = self._send_residual.left(bucket.items[number].name)
-            first = start - bucket.local_shards[number][shard][0]
-            kernels().sparse_sums.add_at(left[first:], entries, limits, but)
-
     def _read(
         self, room: _FixedMessage, messages: torch.Tensor, all_zero: torch.Tensor, headers: Headers
-    ) -> _Came | None:
-        """The entries of messages; None of those that are about no compressed parameter."""
+    ) -> Any:
+        """The entries of messages, to be added up; None of those about no compressed parameter.
+
+        What is all zero everywhere has the value 0.
+        """
         if not room.of.size:
             return None
         modules, hosts = kernels(), len(messages)
@@ -602,28 +438,7 @@ class DeviceTopK:
         rows = modules.sparse_sums.mark(read, room.of.size)
         places = torch.stack([self._in_use(entries) for entries in read])
         rows.values.masked_fill_(all_zero[room.bounds.items][room.bounds.within(places)], 0)
-        return _Came(rows, places)
-
-    def _select(
-        self, came: _Came, bounds: _Bounds, all_zero: torch.Tensor
-    ) -> tuple[Any, Any, torch.Tensor]:
-        """Add up, and select of each segment as many as the host that sent the most of it had.
-
-        Returns:
-            What stays; at the same places what rounding drops of it; whether all sums are finite.
-        """
-        modules, empty = kernels(), kernels().top_k.Entries.empty
-        room = min(came.places.numel(), came.rows.size)
-        sums = empty(room, torch.float32, self.device)
-        modules.sparse_sums.total(came.rows, sums)
-        begins = bounds.bounds.expand(len(came.places), -1).contiguous()
-        each_sent = torch.searchsorted(came.places, begins).diff()
-        wanted = each_sent.amax(0).masked_fill(all_zero[bounds.items], 0)
-        edges = torch.searchsorted(self._in_use(sums), bounds.bounds)
-        kept, lost = empty(room, self._values, self.device), torch.empty_like(sums.values)
-        flags = torch.zeros(1, dtype=torch.int32, device=self.device)
-        modules.sparse_sums.select_sums(sums, edges, wanted, kept, lost, flags)
-        return kept, kept._replace(values=lost), (flags & 1).squeeze(0) == 0
+        return rows
 
     def _in_use(self, entries: Any) -> torch.Tensor:
         """Places as int64; those not in use are 2^32, behind all others."""
