@@ -165,3 +165,15 @@ def test_what_a_handler_raises_amid_a_question_of_the_core_is_kept(asked, error,
     with Ranks(2, module=__name__) as ranks:
         calls = ranks.joined().call(call_with_a_signal_amid_a_question, asked, error, tmp_path)
         assert results(calls)[0] == f"{error.__name__}: 7"
+
+
+def test_blocked_threads_list_frames_for_asyncio_alone_and_never_amid_a_collection(monkeypatch):
+    """In Python 3.11 a collection while frames are listed deadlocks with threads that begin."""
+    collects = []
+    monkeypatch.setattr(sys, "_current_frames", lambda: collects.append(gc.isenabled()) or {})
+    for name in ("a thread", "asyncio_0"):
+        thread = threading.Thread(target=shutdown.is_abandoned_by_asyncio, name=name)
+        thread.start()
+        thread.join()
+    assert collects == [False]
+    assert gc.isenabled()

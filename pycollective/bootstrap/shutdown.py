@@ -17,6 +17,7 @@ Whatever still holds Python objects after that keeps them.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -108,17 +109,26 @@ def is_abandoned_by_asyncio() -> bool:
     have ended. By then all tasks are cancelled and nobody awaits these threads. asyncio tells
     nobody, so this looks at the main thread's frames. (From Python 3.11 on.)
     """
+    if not threading.current_thread().name.startswith("asyncio_"):  # those of its own executor
+        return False
     runner = getattr(sys.modules.get("asyncio.runners"), "Runner", None)
     main = threading.main_thread().ident
     if runner is None or main is None:
         return False
-    frame = sys._current_frames().get(main)
+    # Python 3.11 holds a lock of the interpreter while it makes this list. A collection in the
+    # middle of it deadlocks if what is freed lets another thread run that begins or ends one.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        frame = sys._current_frames().get(main)
+    finally:
+        if collects:
+            gc.enable()
     while frame is not None and frame.f_code is not runner.__exit__.__code__:
         frame = frame.f_back
     ended_by = None if frame is None else frame.f_locals.get("exc_type")
-    if ended_by is None or not issubclass(ended_by, (KeyboardInterrupt, SystemExit)):
-        return False  # a program may handle any other, and go on
-    return threading.current_thread().name.startswith("asyncio_")  # those of its own executor
+    # A program may handle any other, and go on.
+    return ended_by is not None and issubclass(ended_by, (KeyboardInterrupt, SystemExit))
 
 
 def _before_threads_are_joined(act: Callable[[], None]) -> None:

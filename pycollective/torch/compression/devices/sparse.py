@@ -91,7 +91,9 @@ class _FixedMessage:
     ) -> None:
         self.of, self.counts, self.capacity = of, list(counts), sum(counts)
         self.tail_at = of.uncompressed_at + 4 * of.uncompressed_count
-        self.bytes = self.tail_at + kernels().index_packing.tail_bound(self.capacity, of.size, values)
+        self.bytes = self.tail_at + kernels().index_packing.tail_bound(
+            self.capacity, of.size, values
+        )
         self.bounds = _Bounds(of.offsets, of.items, device)
 
 
