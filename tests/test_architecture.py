@@ -123,6 +123,25 @@ NATIVE_LAYERS: dict[str, set[str]] = {
 }
 
 
+# Within the engine: what stands further down includes only what stands above it, or beside it. A
+# name is a file's, without its ending, or a folder's; the longer one counts.
+ENGINE_ORDER: list[set[str]] = [
+    {"api", "cores", "failure_text", "store_chooser", "waiting_time"},
+    {"plans"},
+    {"operations/shards", "task"},
+    {"call_signature", "validate"},
+    {"internode"},
+    {"messages"},
+    {"group"},
+    {"operations/operation"},
+    {"watch"},
+    {"operations"},
+    {"gpu"},
+    {"any_operation"},
+    {"communicator", "pending", "progress", "queues"},
+]
+
+
 def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py"))
 
@@ -323,6 +342,27 @@ def test_native_code_includes_only_layers_below_and_the_rules_name_no_more() -> 
                 assert where.startswith("engine/gpu/"), (where, name)
     assert set(used) == set(NATIVE_LAYERS)
     assert unused(NATIVE_LAYERS, used) == {}
+
+
+def engine_level(name: str) -> int:
+    """The place in `ENGINE_ORDER` of a file, of which the path from engine/ on is given."""
+    stem = name.rpartition(".")[0]
+    for known in (stem, stem.split("/")[0]):
+        for level, names in enumerate(ENGINE_ORDER):
+            if known in names:
+                return level
+    raise AssertionError(f"engine/{name} is new: say in ENGINE_ORDER where it stands")
+
+
+def test_the_engine_includes_nothing_that_stands_above_it() -> None:
+    for path in (CSRC / "engine").rglob("*.*"):
+        where = path.relative_to(CSRC / "engine").as_posix()
+        for name in native_includes(path):
+            if name.startswith("engine/"):
+                below = engine_level(name.removeprefix("engine/"))
+                assert below <= engine_level(where), f"engine/{where} includes {name}"
+    for name in set().union(*ENGINE_ORDER):
+        assert list((CSRC / "engine").glob(f"{name}*")), f"there is no engine/{name}"
 
 
 def test_only_the_shim_knows_torch_and_only_bindings_know_python() -> None:

@@ -1,28 +1,23 @@
-// Which class carries an operation out.
+// Which class carries an operation on host arrays out.
 #pragma once
 
 #include <stdexcept>
 #include <variant>
 
-#include "engine/gpu/on_device.h"
-#include "engine/gpu/staged.h"
-#include "engine/internode/pair.h"
 #include "engine/operations/all_to_all_v.h"
 #include "engine/operations/dealt_blocks.h"
 #include "engine/operations/direct_operation.h"
+#include "engine/operations/internode_pair.h"
 #include "engine/operations/point_to_point.h"
 #include "engine/operations/scheduled.h"
 
 namespace pycollective {
 
-// Storage for one operation of any kind, so that a call allocates nothing.
-class AnyOperation {
+class HostOperation {
  public:
   // Chooses the class by what all ranks agree on, never by the rank.
   Operation& make(Group& group, const Task& task, std::uint64_t sequence) {
     const Request& request = *task.request;
-    if (task.device) return made_.emplace<OnDevice>(group, task, sequence);
-    if (task.staging) return made_.emplace<Staged>(group, task, sequence);
     if (is_pair(request.kind)) return make_pair(group, task, sequence);
     if (request.all_to_all_v) return made_.emplace<AllToAllV>(group, task, sequence);
     if (task.program) return made_.emplace<Scheduled>(group, task, sequence);
@@ -31,8 +26,6 @@ class AnyOperation {
     if (request.nodes) return made_.emplace<DealtBlocks>(group, task, sequence);
     return made_.emplace<DirectOperation>().make(group, task, sequence);
   }
-  // Destroys the operation; the group may go afterwards.
-  void end() { made_.emplace<std::monostate>(); }
 
  private:
   Operation& make_pair(Group& group, const Task& task, std::uint64_t sequence) {
@@ -44,7 +37,7 @@ class AnyOperation {
   }
 
   std::variant<std::monostate, DirectOperation, Scheduled, Send, Receive, InternodePair, ReceiveAny,
-               AllToAllV, DealtBlocks, Staged, OnDevice>
+               AllToAllV, DealtBlocks>
       made_;
 };
 
