@@ -220,6 +220,42 @@ def test_the_layers_have_no_cycle() -> None:
             done.add(layer)
 
 
+def modules_imported(path: Path, known: set[str]) -> set[str]:
+    """The places of the package's modules that a file imports, those for type checkers among them.
+
+    A name of a module beside it, as in ``from pycollective.bootstrap import mpi``, counts as that.
+    """
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = path.relative_to(ROOT).with_suffix("").parts[: -node.level]
+            base = ".".join([*(package if node.level else ()), *filter(None, [node.module])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in filter(below_the_package, names):
+            parts = name.split(".")[1:]
+            for end in (len(parts), len(parts) - 1):
+                where = "/".join(parts[:end])
+                if hits := {where, f"{where}/__init__"} & known:
+                    found |= hits
+                    break
+    return found - {place(path)}
+
+
+def test_no_modules_import_each_other() -> None:
+    known = {place(path) for path in modules()}
+    left = {place(path): modules_imported(path, known) for path in modules()}
+    assert "bootstrap/options" in left["bootstrap/mpi"]
+    while free := [module for module, below in left.items() if not below & left.keys()]:
+        for module in free:
+            del left[module]
+    circles = {module: sorted(below & left.keys()) for module, below in left.items()}
+    assert not circles, f"these import each other, or one that does: {circles}"
+
+
 def test_other_packages_are_imported_where_they_may() -> None:
     for path in modules():
         where = place(path)
