@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stdexcept>
+#include <utility>
 #include <variant>
 
 #include "engine/operations/all_to_all_v.h"
@@ -13,32 +14,42 @@
 
 namespace pycollective {
 
-class HostOperation {
+// Storage for one operation on host arrays, or one of `Others`, so that a call allocates nothing.
+template <class... Others>
+class HostOperationOr {
  public:
   // Chooses the class by what all ranks agree on, never by the rank.
   Operation& make(Group& group, const Task& task, std::uint64_t sequence) {
     const Request& request = *task.request;
     if (is_pair(request.kind)) return make_pair(group, task, sequence);
-    if (request.all_to_all_v) return made_.emplace<AllToAllV>(group, task, sequence);
-    if (task.program) return made_.emplace<Scheduled>(group, task, sequence);
+    if (request.all_to_all_v) return hold<AllToAllV>(group, task, sequence);
+    if (task.program) return hold<Scheduled>(group, task, sequence);
     if (group.messenger() != nullptr)  // what follows would reduce over this host alone
       throw std::logic_error("an operation between hosts has no program");
-    if (request.nodes) return made_.emplace<DealtBlocks>(group, task, sequence);
-    return made_.emplace<DirectOperation>().make(group, task, sequence);
+    if (request.nodes) return hold<DealtBlocks>(group, task, sequence);
+    return hold<DirectOperation>().make(group, task, sequence);
   }
 
  private:
   Operation& make_pair(Group& group, const Task& task, std::uint64_t sequence) {
     const Request& request = *task.request;
-    if (request.root == kAnySource) return made_.emplace<ReceiveAny>(group, task, sequence);
-    if (!group.member_of(request.root)) return made_.emplace<InternodePair>(group, task, sequence);
-    if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, task, sequence);
-    return made_.emplace<Receive>(group, task, sequence);
+    if (request.root == kAnySource) return hold<ReceiveAny>(group, task, sequence);
+    if (!group.member_of(request.root)) return hold<InternodePair>(group, task, sequence);
+    if (request.kind == OpKind::kSend) return hold<Send>(group, task, sequence);
+    return hold<Receive>(group, task, sequence);
+  }
+
+ protected:
+  template <class Kind, class... Arguments>
+  Kind& hold(Arguments&&... arguments) {
+    return made_.template emplace<Kind>(std::forward<Arguments>(arguments)...);
   }
 
   std::variant<std::monostate, DirectOperation, Scheduled, Send, Receive, InternodePair, ReceiveAny,
-               AllToAllV, DealtBlocks>
+               AllToAllV, DealtBlocks, Others...>
       made_;
 };
+
+using HostOperation = HostOperationOr<>;
 
 }  // namespace pycollective
