@@ -19,11 +19,9 @@ has the names that annotations need.
 """
 
 from pycollective._core import Work
-from pycollective.accumulator import Accumulator
 from pycollective.bootstrap.init import init
 from pycollective.communicator import ANY_SOURCE, Communicator
 from pycollective.config import VERSION as __version__
-from pycollective.deal import Deal, leaves_of
 from pycollective.errors import (
     CollectiveAborted,
     CollectiveError,
@@ -32,6 +30,8 @@ from pycollective.errors import (
     ConfigurationError,
     PeerFailure,
 )
+from pycollective.leaves.accumulator import Accumulator
+from pycollective.leaves.deal import Deal, leaves_of
 
 __all__ = [
     "ANY_SOURCE",

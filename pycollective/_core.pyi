@@ -5,9 +5,10 @@ from typing import Any, Generic, Literal, TypeAlias, overload
 
 from typing_extensions import TypeVar  # of type checkers, which alone read this
 
-from pycollective.accumulator import Accumulator
-from pycollective.deal import Deal
 from pycollective.errors import CollectiveError
+from pycollective.leaves.accumulator import Accumulator
+from pycollective.leaves.deal import Deal
+from pycollective.leaves.reduction import Reduction
 from pycollective.typing import Algorithm, Array, ReduceOp, Stream, Wire
 from pycollective.typing import Dtype as DtypeName
 
@@ -116,7 +117,7 @@ class Communicator:
     def _check_peers(self) -> None: ...
     def _close(self) -> None: ...
     def _capsule(self) -> _Capsule: ...
-    def _reduce_nodes(self, *arguments: Any) -> Any: ...
+    def _reduce_leaves(self, reduction: Reduction, /) -> Any: ...
     def _allocate(self, bytes: int, /) -> Any: ...
     @overload
     def all_reduce(
@@ -128,8 +129,6 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> _A: ...
     @overload
     def all_reduce(
@@ -142,26 +141,22 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> Work[_A]: ...
     @overload
     def all_reduce(
         self,
-        x: Array | Accumulator,
+        x: Array,
         op: ReduceOp = "sum",
         out: _A = ...,
         async_op: Literal[False] = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> _A: ...
     @overload
     def all_reduce(
         self,
-        x: Array | Accumulator,
+        x: Array,
         op: ReduceOp = "sum",
         out: _A = ...,
         *,
@@ -169,6 +164,30 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def all_reduce(
+        self,
+        x: Accumulator,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        async_op: Literal[False] = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        *,
+        divisor: float | None = None,
+        deal: Deal | None = None,
+    ) -> _A: ...
+    @overload
+    def all_reduce(
+        self,
+        x: Accumulator,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        *,
+        async_op: Literal[True],
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
         divisor: float | None = None,
         deal: Deal | None = None,
     ) -> Work[_A]: ...
@@ -182,19 +201,28 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> Work[_A] | _A: ...
     @overload
     def all_reduce(
         self,
-        x: Array | Accumulator,
+        x: Array,
         op: ReduceOp = "sum",
         out: _A = ...,
         async_op: bool = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+    ) -> Work[_A] | _A: ...
+    @overload
+    def all_reduce(
+        self,
+        x: Accumulator,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        *,
         divisor: float | None = None,
         deal: Deal | None = None,
     ) -> Work[_A] | _A: ...
@@ -209,8 +237,6 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> _A | None: ...
     @overload
     def reduce(
@@ -224,13 +250,11 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> Work[_A | None]: ...
     @overload
     def reduce(
         self,
-        x: Array | Accumulator,
+        x: Array,
         root: int = 0,
         op: ReduceOp = "sum",
         out: _A = ...,
@@ -238,13 +262,11 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> _A | None: ...
     @overload
     def reduce(
         self,
-        x: Array | Accumulator,
+        x: Array,
         root: int = 0,
         op: ReduceOp = "sum",
         out: _A = ...,
@@ -253,6 +275,32 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+    ) -> Work[_A | None]: ...
+    @overload
+    def reduce(
+        self,
+        x: Accumulator,
+        root: int = 0,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        async_op: Literal[False] = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        *,
+        divisor: float | None = None,
+        deal: Deal | None = None,
+    ) -> _A | None: ...
+    @overload
+    def reduce(
+        self,
+        x: Accumulator,
+        root: int = 0,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        *,
+        async_op: Literal[True],
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
         divisor: float | None = None,
         deal: Deal | None = None,
     ) -> Work[_A | None]: ...
@@ -267,13 +315,11 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> Work[_A | None] | _A | None: ...
     @overload
     def reduce(
         self,
-        x: Array | Accumulator,
+        x: Array,
         root: int = 0,
         op: ReduceOp = "sum",
         out: _A = ...,
@@ -281,6 +327,18 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+    ) -> Work[_A | None] | _A | None: ...
+    @overload
+    def reduce(
+        self,
+        x: Accumulator,
+        root: int = 0,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        *,
         divisor: float | None = None,
         deal: Deal | None = None,
     ) -> Work[_A | None] | _A | None: ...
@@ -288,21 +346,19 @@ class Communicator:
     def reduce_scatter(
         self,
         out: _A,
-        x: Array | Accumulator,
+        x: Array,
         op: ReduceOp = "sum",
         counts: Sequence[int] | None = None,
         async_op: Literal[False] = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> _A: ...
     @overload
     def reduce_scatter(
         self,
         out: _A,
-        x: Array | Accumulator,
+        x: Array,
         op: ReduceOp = "sum",
         counts: Sequence[int] | None = None,
         *,
@@ -310,6 +366,32 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def reduce_scatter(
+        self,
+        out: _A,
+        x: Accumulator,
+        op: ReduceOp = "sum",
+        counts: Sequence[int] | None = None,
+        async_op: Literal[False] = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        *,
+        divisor: float | None = None,
+        deal: Deal | None = None,
+    ) -> _A: ...
+    @overload
+    def reduce_scatter(
+        self,
+        out: _A,
+        x: Accumulator,
+        op: ReduceOp = "sum",
+        counts: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
         divisor: float | None = None,
         deal: Deal | None = None,
     ) -> Work[_A]: ...
@@ -317,13 +399,25 @@ class Communicator:
     def reduce_scatter(
         self,
         out: _A,
-        x: Array | Accumulator,
+        x: Array,
         op: ReduceOp = "sum",
         counts: Sequence[int] | None = None,
         async_op: bool = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+    ) -> Work[_A] | _A: ...
+    @overload
+    def reduce_scatter(
+        self,
+        out: _A,
+        x: Accumulator,
+        op: ReduceOp = "sum",
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        *,
         divisor: float | None = None,
         deal: Deal | None = None,
     ) -> Work[_A] | _A: ...

@@ -20,10 +20,10 @@ import numpy as np
 from pycollective import _core, host_memory
 from pycollective import device_path as device_paths
 from pycollective.agree import agree
-from pycollective.deal import Deal
 from pycollective.dtypes import DTYPES
 from pycollective.errors import CollectiveError, ConfigurationError
-from pycollective.partials import make_deal, reduce_accumulator
+from pycollective.leaves.deal import Deal, agree_on_deal
+from pycollective.leaves.reduction import LeafReductions
 from pycollective.placement import number_hosts
 from pycollective.planning.world import World
 from pycollective.typing import Wire
@@ -90,12 +90,17 @@ class Communicator(_core.Communicator):
       stream's order, after the call has returned or its `Work` is done; if it then ends badly, the
       next call, `close` or `failure` tells (docs/gpu.md).
 
-    - `divisor`, `deal`: of reductions of a `pycollective.Accumulator`, whose leaves are
-      micro-batches: what ``"avg"`` divides by in place of the number of leaves, a number above 0
-      that fp64 holds, such as an integer up to 2**53; and who gives which leaves, a `Deal` of
-      `deal`, None for `pycollective.leaves_of`. The same on all ranks. Each rank's accumulator
-      holds all leaves that the deal gives it, which may be none, and no others; ``op`` is ``"sum"``
-      or ``"avg"``.
+    **Accumulators.** `all_reduce`, `reduce` and `reduce_scatter` take a `pycollective.Accumulator`
+    in place of x, of one size and as many leaves on all ranks. The leaves are micro-batches. Each
+    rank's accumulator holds all leaves that the deal gives it, which may be none, and no others;
+    the call spends it. ``op`` is ``"sum"`` or ``"avg"``, and there is no `stream`. `out` is a host
+    array of a float type up to float32, the same on all ranks: of the accumulator's `shape`, of
+    `reduce_scatter` as for arrays. On ranks other than the root of `reduce` its dtype counts, too,
+    and is float32 where it is None. Two more arguments, the same on all ranks:
+
+    - `divisor`: what ``"avg"`` divides by in place of the number of leaves: a number above 0 that
+      fp64 holds, such as an integer up to 2**53.
+    - `deal`: who gives which leaves, a `Deal` of `deal`; None for `pycollective.leaves_of`.
 
     Every call may raise:
 
@@ -252,10 +257,11 @@ class Communicator(_core.Communicator):
                 or by none; the message names leaf and ranks. The communicator stays usable.
             ConfigurationError: on all ranks: a rank named a leaf twice, or one that is not there.
         """
-        return make_deal(self._all_gather_bytes, leaves, mine)
+        return agree_on_deal(self._all_gather_bytes, leaves, mine)
 
-    def _reduce_accumulator(self, *arguments: Any) -> Any:
-        return reduce_accumulator(self, self._world.planner, *arguments)
+    @property
+    def _leaf_reductions(self) -> LeafReductions:  # the native collectives hand over to it
+        return LeafReductions(self, self._world.planner)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.

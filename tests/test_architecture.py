@@ -27,31 +27,31 @@ LAYERS: dict[str, set[str]] = {
     "system_limits": {"config", "errors"},
     "placement": {"config", "errors"},
     "order": set(),
-    "deal": {"errors", "order"},
-    "accumulator": {"_core", "deal", "errors", "order", "typing"},
+    "leaves": {"_core", "agree", "errors", "order", "typing"},
+    "deal": {"leaves"},  # these two are names of before, for one release
+    "accumulator": {"leaves"},
     "triton": {"errors", "order"},
     "reference": {"order"},
     "typing": set(),
     "host_memory": {"errors"},
-    "schedule": {"deal", "errors", "order", "placement"},
+    "schedule": {"errors", "leaves", "order", "placement"},  # of leaves the deal: test below
     "shim": {"config", "errors"},
     "transport": {"_core", "_torch", "config", "errors", "shim", "system_limits"},
-    "planning": {"_core", "config", "deal", "errors", "schedule", "transport"},
-    "partials": {"_core", "accumulator", "agree", "deal", "errors", "planning"},
+    "planning": {"_core", "config", "errors", "leaves", "schedule", "transport"},
     "device_path": {"_core", "agree", "config", "errors"},
     "communicator": {
         *(
             "_core",
             "agree",
-            "deal",
             "dtypes",
             "errors",
             "device_path",
             "host_memory",
+            "leaves",
             "placement",
             "planning",
+            "typing",
         ),
-        *("partials", "typing"),
     },
     "testing": {"_core", "communicator", "dtypes", "errors"},
     "compression": {"_core", "agree", "communicator", "errors", "placement", "typing"},
@@ -61,12 +61,12 @@ LAYERS: dict[str, set[str]] = {
     },
     "launch": {"bootstrap", "config", "cores", "errors", "system_limits"},
     "__init__": {
-        *("_core", "accumulator", "bootstrap", "communicator", "config", "deal", "errors"),
+        *("_core", "bootstrap", "communicator", "config", "errors", "leaves"),
     },
     "torch": {
-        *("_core", "_torch", "accumulator", "agree", "bootstrap", "communicator", "compression"),
-        *("config", "deal", "dtypes", "errors", "order", "placement", "shim", "system_limits"),
-        *("triton", "typing"),
+        *("_core", "_torch", "agree", "bootstrap", "communicator", "compression", "config"),
+        *("dtypes", "errors", "leaves", "order", "placement", "shim", "system_limits", "triton"),
+        *("typing",),
     },
     "bench": {
         *("_core", "bootstrap", "communicator", "compression", "config", "cores", "device_path"),
@@ -121,6 +121,25 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "torch": {"csrc", "engine", "bindings"},  # the bindings' errors and lock alone: test below
     "tests": {"csrc", "kernels", "shared_memory", "engine", "mpi", "cuda"},
 }
+
+
+# Within the engine: what stands further down includes only what stands above it, or beside it. A
+# name is a file's, without its ending, or a folder's; the longer one counts.
+ENGINE_ORDER: list[set[str]] = [
+    {"api", "cores", "failure_text", "store_chooser", "waiting_time"},
+    {"plans"},
+    {"operations/shards", "task"},
+    {"call_signature", "validate"},
+    {"internode"},
+    {"messages"},
+    {"group"},
+    {"operations/operation"},
+    {"watch"},
+    {"operations"},
+    {"gpu"},
+    {"any_operation"},
+    {"communicator", "pending", "progress", "queues"},
+]
 
 
 def modules() -> list[Path]:
@@ -183,6 +202,8 @@ def test_a_module_imports_only_layers_below_and_the_rules_name_no_more() -> None
         for name, _ in imports(path):
             if below_the_package(name) and (to := layer_of(name.partition(".")[2])) != layer:
                 assert to in LAYERS[layer], f"{place(path)} imports {name}"
+                if to == "leaves" and layer in ("schedule", "planning"):
+                    assert name == "pycollective.leaves.deal", f"{place(path)} imports {name}"
                 used[layer].add(to)
     assert {layer_of(place(path)) for path in modules()} == set(LAYERS)
     assert unused(LAYERS, used) == {}
@@ -197,6 +218,42 @@ def test_the_layers_have_no_cycle() -> None:
         for layer in free:
             del left[layer]
             done.add(layer)
+
+
+def modules_imported(path: Path, known: set[str]) -> set[str]:
+    """The places of the package's modules that a file imports, those for type checkers among them.
+
+    A name of a module beside it, as in ``from pycollective.bootstrap import mpi``, counts as that.
+    """
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = path.relative_to(ROOT).with_suffix("").parts[: -node.level]
+            base = ".".join([*(package if node.level else ()), *filter(None, [node.module])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in filter(below_the_package, names):
+            parts = name.split(".")[1:]
+            for end in (len(parts), len(parts) - 1):
+                where = "/".join(parts[:end])
+                if hits := {where, f"{where}/__init__"} & known:
+                    found |= hits
+                    break
+    return found - {place(path)}
+
+
+def test_no_modules_import_each_other() -> None:
+    known = {place(path) for path in modules()}
+    left = {place(path): modules_imported(path, known) for path in modules()}
+    assert "bootstrap/options" in left["bootstrap/mpi"]
+    while free := [module for module, below in left.items() if not below & left.keys()]:
+        for module in free:
+            del left[module]
+    circles = {module: sorted(below & left.keys()) for module, below in left.items()}
+    assert not circles, f"these import each other, or one that does: {circles}"
 
 
 def test_other_packages_are_imported_where_they_may() -> None:
@@ -321,6 +378,27 @@ def test_native_code_includes_only_layers_below_and_the_rules_name_no_more() -> 
                 assert where.startswith("engine/gpu/"), (where, name)
     assert set(used) == set(NATIVE_LAYERS)
     assert unused(NATIVE_LAYERS, used) == {}
+
+
+def engine_level(name: str) -> int:
+    """The place in `ENGINE_ORDER` of a file, of which the path from engine/ on is given."""
+    stem = name.rpartition(".")[0]
+    for known in (stem, stem.split("/")[0]):
+        for level, names in enumerate(ENGINE_ORDER):
+            if known in names:
+                return level
+    raise AssertionError(f"engine/{name} is new: say in ENGINE_ORDER where it stands")
+
+
+def test_the_engine_includes_nothing_that_stands_above_it() -> None:
+    for path in (CSRC / "engine").rglob("*.*"):
+        where = path.relative_to(CSRC / "engine").as_posix()
+        for name in native_includes(path):
+            if name.startswith("engine/"):
+                below = engine_level(name.removeprefix("engine/"))
+                assert below <= engine_level(where), f"engine/{where} includes {name}"
+    for name in set().union(*ENGINE_ORDER):
+        assert list((CSRC / "engine").glob(f"{name}*")), f"there is no engine/{name}"
 
 
 def test_only_the_shim_knows_torch_and_only_bindings_know_python() -> None:

@@ -207,7 +207,6 @@ def refused(comm):
     odd = 2**53 + 1
     for bad in (0, -1, np.inf, np.nan, odd, np.int64(odd), 10**400, "3", "x", [1, 2]):
         expect("float64 holds exactly", partial(comm.all_reduce, acc, "avg", out, divisor=bad))
-    expect("go with a pycollective.Accumulator", lambda: comm.all_reduce(out, divisor=2.0))
     expect("one of 4 leaves to 2 ranks", lambda: comm.all_reduce(acc, out=out, deal="x"))
     other_deal = Deal.contiguous(2, 6)
     expect("one of 4 leaves to 2 ranks", lambda: comm.all_reduce(acc, out=out, deal=other_deal))
@@ -221,6 +220,9 @@ def refused(comm):
         comm.all_reduce(acc, out=Withheld())
     expect("not with an accumulator", lambda: comm.all_reduce(acc, out=out, stream=1))
     expect("not a list of them", lambda: comm.all_reduce([acc, acc], out=out))
+    for more in ({"divisor": 2.0}, {"deal": other_deal}, {"root": 0}):
+        with pytest.raises(TypeError, match=f"argument '{next(iter(more))}'"):
+            comm.all_reduce(acc if "root" in more else out, **more)
     assert comm.all_reduce(acc, out=out) is out
     assert (out == 4).all()
     expect("given to a reduction", lambda: comm.all_reduce(acc, out=out))
@@ -388,7 +390,7 @@ BYTES = """
 import sys
 import numpy as np
 import pycollective as pc
-from pycollective.deal import Deal
+from pycollective.leaves.deal import Deal
 
 def sent(comm, elements, leaves, kind):
     acc = pc.Accumulator(elements, leaves=leaves)

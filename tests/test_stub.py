@@ -9,6 +9,7 @@ import runpy
 import pytest
 
 from pycollective import _core
+from pycollective.leaves.reduction import LeafReductions
 from tests.harness import ROOT
 
 STUB = ROOT / "pycollective" / "_core.pyi"
@@ -34,14 +35,24 @@ def test_a_communicator_and_its_stub_have_the_same_members():
     assert len(COLLECTIVES) == 11
 
 
+def names_of(given: ast.arguments) -> list[str]:
+    return [argument.arg for argument in (*given.args, *given.kwonlyargs)]
+
+
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))
 def test_a_collective_and_its_stubs_have_the_same_parameters_and_defaults(name):
     signature = inspect.signature(getattr(_core.Communicator, name))
-    overloads = [node.args for node in METHODS if node.name == name]
+    every = [node.args for node in METHODS if node.name == name]
+    of_leaves = [each for each in every if "Accumulator" in ast.unparse(each)]
+    overloads = [each for each in every if each not in of_leaves]
     # async_op left out, True, or a bool; all that again where the result goes to x or to `out`.
     assert len(overloads) == (6 if name in ("all_reduce", "reduce") else 3)
     for each in overloads:
-        names = [argument.arg for argument in (*each.args, *each.kwonlyargs)]
-        assert names == ["self", *signature.parameters]
+        assert names_of(each) == ["self", *signature.parameters]
     given = [p.default for p in signature.parameters.values() if p.default is not p.empty]
     assert [ast.literal_eval(default) for default in overloads[0].defaults] == given
+
+    assert len(of_leaves) == (3 if hasattr(LeafReductions, name) else 0)
+    for each in of_leaves:
+        takes = inspect.signature(getattr(LeafReductions, name)).parameters
+        assert names_of(each) == [parameter for parameter in takes if parameter != "stream"]

@@ -8,9 +8,10 @@ from typing import Any, Generic, Literal, TypeAlias, overload
 
 from typing_extensions import TypeVar  # of type checkers, which alone read this
 
-from pycollective.accumulator import Accumulator
-from pycollective.deal import Deal
 from pycollective.errors import CollectiveError
+from pycollective.leaves.accumulator import Accumulator
+from pycollective.leaves.deal import Deal
+from pycollective.leaves.reduction import Reduction
 from pycollective.typing import Algorithm, Array, ReduceOp, Stream, Wire
 from pycollective.typing import Dtype as DtypeName
 
@@ -73,7 +74,7 @@ class Communicator:
     def _check_peers(self) -> None: ...
     def _close(self) -> None: ...
     def _capsule(self) -> _Capsule: ...
-    def _reduce_nodes(self, *arguments: Any) -> Any: ...
+    def _reduce_leaves(self, reduction: Reduction, /) -> Any: ...
     def _allocate(self, bytes: int, /) -> Any: ...  # SharedMemory, a buffer
     @overload
     def all_reduce(
@@ -85,19 +86,28 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> _A: ...
     @overload
     def all_reduce(
         self,
-        x: Array | Accumulator,
+        x: Array,
         op: ReduceOp = "sum",
         out: _A = ...,
         async_op: bool = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+    ) -> _A: ...
+    @overload
+    def all_reduce(
+        self,
+        x: Accumulator,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        *,
         divisor: float | None = None,
         deal: Deal | None = None,
     ) -> _A: ...
@@ -112,13 +122,11 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
-        divisor: float | None = None,
-        deal: Deal | None = None,
     ) -> _A | None: ...
     @overload
     def reduce(
         self,
-        x: Array | Accumulator,
+        x: Array,
         root: int = 0,
         op: ReduceOp = "sum",
         out: _A = ...,
@@ -126,19 +134,44 @@ class Communicator:
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+    ) -> _A | None: ...
+    @overload
+    def reduce(
+        self,
+        x: Accumulator,
+        root: int = 0,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        *,
         divisor: float | None = None,
         deal: Deal | None = None,
     ) -> _A | None: ...
+    @overload
     def reduce_scatter(
         self,
         out: _A,
-        x: Array | Accumulator,
+        x: Array,
         op: ReduceOp = "sum",
         counts: Sequence[int] | None = None,
         async_op: bool = False,
         algorithm: Algorithm = "auto",
         wire: Wire | None = None,
         stream: Stream | None = None,
+    ) -> _A: ...
+    @overload
+    def reduce_scatter(
+        self,
+        out: _A,
+        x: Accumulator,
+        op: ReduceOp = "sum",
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        *,
         divisor: float | None = None,
         deal: Deal | None = None,
     ) -> _A: ...

@@ -65,8 +65,8 @@ def overload(method: ast.FunctionDef, kind: str, returns: str) -> ast.FunctionDe
     each.returns = ast.parse(returns, mode="eval").body
     if kind == "Literal[True]":  # it must be given, and so stands behind a "*"
         behind = len(given.args) - at
-        given.kwonlyargs, given.args = given.args[at:], given.args[:at]
-        given.kw_defaults = [None, *given.defaults[len(given.defaults) - behind + 1 :]]
+        given.kwonlyargs[:0], given.args = given.args[at:], given.args[:at]
+        given.kw_defaults[:0] = [None, *given.defaults[len(given.defaults) - behind + 1 :]]
         given.defaults = given.defaults[: len(given.defaults) - behind]
     each.decorator_list = [ast.Name("overload")]
     return each

@@ -120,7 +120,7 @@ bool Call::read_rows(DealtNodes nodes, PyObject* rows, std::size_t elements) {
     if (row.dtype() != Dtype::kFloat32 || !row.contiguous() || row.count() != elements)
       raise_configuration_error("row %zd is not a flat array of %zu elements of float32", i,
                                 elements);
-    nodes.rows.push_back(static_cast<const float*>(row.data()));
+    nodes.rows.push_back(static_cast<float*>(row.data()));
   }
   Py_DECREF(sequence);
   request_.nodes = std::make_shared<const DealtNodes>(std::move(nodes));

@@ -53,16 +53,13 @@ class KeptArrays : public std::enable_shared_from_this<KeptArrays> {
 
 // The caller's arguments; null or None if not given.
 struct CallArguments {
-  PyObject* input = nullptr;         // what is read
-  PyObject* output = nullptr;        // what is written; the input, where not given
-  PyObject* given_output = nullptr;  // the argument itself; of an accumulator its dtype counts
+  PyObject* input = nullptr;   // what is read
+  PyObject* output = nullptr;  // what is written; the input, where not given
   PyObject* op = nullptr;
   PyObject* counts = nullptr;
   PyObject* algorithm = nullptr;
   PyObject* wire = nullptr;
   PyObject* stream = nullptr;
-  PyObject* divisor = nullptr;  // of accumulators, like the deal
-  PyObject* deal = nullptr;
   long root = 0;
   long tag = 0;
   bool from_any = false;  // in place of the root: a recv

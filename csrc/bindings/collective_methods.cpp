@@ -23,46 +23,42 @@ namespace {
 namespace docs {
 
 constexpr const char* kAllReduce =
-    R"(all_reduce(x, op='sum', out=None, async_op=False, algorithm='auto', wire=None, stream=None, divisor=None, deal=None)
+    R"(all_reduce(x, op='sum', out=None, async_op=False, algorithm='auto', wire=None, stream=None)
 --
 
 Reduce the arrays of all ranks; every rank gets the result, the same bits.
 
 Args:
     x: this rank's array, of one shape and dtype on all ranks. It receives the result unless `out`
-        is given; then it is only read. Or a `pycollective.Accumulator`, of one size and as many
-        leaves on all ranks, which is spent by the call.
+        is given; then it is only read. Or a `pycollective.Accumulator`, see the class.
     op: see the class.
-    out: of x's shape and dtype, apart from x; or x itself. Of an accumulator a host array of its
-        `shape`, of a float type up to float32, the same on all ranks.
+    out: of x's shape and dtype, apart from x; or x itself.
     async_op, algorithm, wire, stream: see the class. Every algorithm can do it.
-    divisor, deal: of accumulators, see the class.
 
 Returns:
     The array that holds the result: x, or out. With async_op=True a Work.)";
 
 constexpr const char* kReduce =
-    R"(reduce(x, root=0, op='sum', out=None, async_op=False, algorithm='auto', wire=None, stream=None, divisor=None, deal=None)
+    R"(reduce(x, root=0, op='sum', out=None, async_op=False, algorithm='auto', wire=None, stream=None)
 --
 
 Reduce the arrays of all ranks; the root alone gets the result.
 
 Args:
     x: this rank's array, of one shape and dtype on all ranks. On the root it receives the result
-        unless `out` is given; elsewhere it is only read.
+        unless `out` is given; elsewhere it is only read. Or a `pycollective.Accumulator`, see the
+        class.
     root: the rank that gets the result; the same on all ranks.
     op: see the class.
-    out: on the root as `all_reduce` takes it; ignored elsewhere. Of an accumulator its dtype counts
-        there, too, and is float32 where it is None.
+    out: on the root as `all_reduce` takes it; ignored elsewhere.
     async_op, algorithm, wire, stream: see the class. Algorithms: direct, tree.
-    divisor, deal: of accumulators, see the class.
 
 Returns:
     On the root the array that holds the result: x, or out. Elsewhere None. With async_op=True a
     Work.)";
 
 constexpr const char* kReduceScatter =
-    R"(reduce_scatter(out, x, op='sum', counts=None, async_op=False, algorithm='auto', wire=None, stream=None, divisor=None, deal=None)
+    R"(reduce_scatter(out, x, op='sum', counts=None, async_op=False, algorithm='auto', wire=None, stream=None)
 --
 
 Reduce the arrays of all ranks; each rank gets its own shard of the result.
@@ -71,12 +67,11 @@ Args:
     out: receives this rank's shard: 1/size of x's elements, or counts[rank], in any shape. It may
         be that shard of x.
     x: this rank's array, of one number of elements and dtype on all ranks: a shard for each rank,
-        one after another in rank order. It is only read. Or a `pycollective.Accumulator`, as
-        `all_reduce` takes it.
+        one after another in rank order. It is only read. Or a `pycollective.Accumulator`, see
+        the class.
     op: see the class.
     counts: elements of each rank's shard, the same on all ranks; None where shards are equal.
     async_op, algorithm, wire, stream: see the class. Every algorithm but recursive_doubling.
-    divisor, deal: of accumulators, see the class.
 
 Returns:
     out. With async_op=True a Work.)";
@@ -294,8 +289,6 @@ enum class Role {
   kAlgorithm,
   kWire,
   kStream,
-  kDivisor,
-  kDeal,
 };
 
 struct Parameter {
@@ -303,7 +296,7 @@ struct Parameter {
   Role role;
 };
 
-constexpr std::size_t kMostParameters = 10;
+constexpr std::size_t kMostParameters = 8;
 
 struct Method {
   OpKind kind;
@@ -319,8 +312,6 @@ constexpr Parameter kAsyncParameter = {"async_op", Role::kAsync};
 constexpr Parameter kAlgorithmParameter = {"algorithm", Role::kAlgorithm};
 constexpr Parameter kWireParameter = {"wire", Role::kWire};
 constexpr Parameter kStreamParameter = {"stream", Role::kStream};
-constexpr Parameter kDivisorParameter = {"divisor", Role::kDivisor};
-constexpr Parameter kDealParameter = {"deal", Role::kDeal};
 
 constexpr Method kMethods[kCollectiveMethods] = {
     {OpKind::kAllReduce,
@@ -331,9 +322,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAsyncParameter,
       kAlgorithmParameter,
       kWireParameter,
-      kStreamParameter,
-      kDivisorParameter,
-      kDealParameter},
+      kStreamParameter},
      docs::kAllReduce},
     {OpKind::kReduce,
      1,
@@ -344,9 +333,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAsyncParameter,
       kAlgorithmParameter,
       kWireParameter,
-      kStreamParameter,
-      kDivisorParameter,
-      kDealParameter},
+      kStreamParameter},
      docs::kReduce},
     {OpKind::kReduceScatter,
      2,
@@ -357,9 +344,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAsyncParameter,
       kAlgorithmParameter,
       kWireParameter,
-      kStreamParameter,
-      kDivisorParameter,
-      kDealParameter},
+      kStreamParameter},
      docs::kReduceScatter},
     {OpKind::kAllGather,
      2,
@@ -465,6 +450,8 @@ void keep_arrays(CommunicatorObject& self, Call& call) {
   call.keep_with(**self.kept);
 }
 
+}  // namespace
+
 PyObject* run_prepared(CommunicatorObject& self, Call& call, PyObject* result) {
   Communicator& core = **self.core;
   keep_arrays(self, call);
@@ -481,15 +468,6 @@ PyObject* run_prepared(CommunicatorObject& self, Call& call, PyObject* result) {
   if (!call.finish()) return nullptr;
   if (call.request().kind == OpKind::kRecv) return PyLong_FromLong(call.source());
   return Py_NewRef(result);
-}
-
-PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& arguments) {
-  Communicator& core = **self.core;
-  Call call;
-  if (!call.prepare(kind, arguments, core.rank(), core.size()) ||
-      !choose_program(self, arguments.algorithm, call))
-    return nullptr;
-  return run_prepared(self, call, arguments.result(kind));
 }
 
 PyObject* start_prepared(CommunicatorObject& self, std::unique_ptr<Call> call, PyObject* result) {
@@ -512,6 +490,17 @@ PyObject* start_prepared(CommunicatorObject& self, std::unique_ptr<Call> call, P
   }
 }
 
+namespace {
+
+PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& arguments) {
+  Communicator& core = **self.core;
+  Call call;
+  if (!call.prepare(kind, arguments, core.rank(), core.size()) ||
+      !choose_program(self, arguments.algorithm, call))
+    return nullptr;
+  return run_prepared(self, call, arguments.result(kind));
+}
+
 PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments& arguments) {
   Communicator& core = **self.core;
   auto call = std::make_unique<Call>();
@@ -521,33 +510,39 @@ PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments
   return start_prepared(self, std::move(call), arguments.result(kind));
 }
 
+// The argument `x`, borrowed; null where there is none. `at`: its place among the parameters.
+PyObject* find_x(PyObject* const* args, Py_ssize_t positional, PyObject* names, Py_ssize_t at) {
+  if (positional > at) return args[at];
+  const Py_ssize_t named = names != nullptr ? PyTuple_GET_SIZE(names) : 0;
+  for (Py_ssize_t i = 0; i < named; ++i)
+    if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), "x") == 0)
+      return args[positional + i];
+  return nullptr;
+}
+
 // Whether an argument is a pycollective.Accumulator. An array is hardly asked.
-bool holds_nodes(PyObject* given) {
+bool is_accumulator(PyObject* given) {
   return given != nullptr && !PyObject_CheckBuffer(given) &&
          PyObject_HasAttrString(reinterpret_cast<PyObject*>(Py_TYPE(given)), "_spend") != 0;
 }
 
-// Whether an argument is a list of accumulators, which nothing takes.
+// The same for a list of them, which is refused.
 bool lists_accumulators(PyObject* given) {
   return given != nullptr && (PyList_Check(given) || PyTuple_Check(given)) &&
-         PySequence_Fast_GET_SIZE(given) > 0 && holds_nodes(PySequence_Fast_GET_ITEM(given, 0));
+         PySequence_Fast_GET_SIZE(given) > 0 && is_accumulator(PySequence_Fast_GET_ITEM(given, 0));
 }
 
-// An accumulator: in Python, which comes back by reduce_nodes().
-PyObject* hand_over(PyObject* self, OpKind kind, PyObject* accumulator, const CallArguments& call,
-                    bool async) {
-  const auto or_none = [](PyObject* object) { return object != nullptr ? object : Py_None; };
-  if (or_none(call.stream) != Py_None) {
-    raise_configuration_error("%s: stream= goes with arrays on a GPU, not with an accumulator",
-                              name_of(kind));
-    return nullptr;
-  }
-  PyObject* op = call.op != nullptr ? Py_NewRef(call.op) : PyUnicode_FromString("sum");
-  if (op == nullptr) return nullptr;
-  PyObject* result = PyObject_CallMethod(
-      self, "_reduce_accumulator", "sOOlNOOOOOi", name_of(kind), accumulator,
-      or_none(call.given_output), call.root, op, or_none(call.counts), or_none(call.divisor),
-      or_none(call.deal), or_none(call.algorithm), or_none(call.wire), async ? 1 : 0);
+// To pycollective.leaves.reduction, which has a method of the same name.
+PyObject* hand_over(PyObject* self, OpKind kind, PyObject* const* args, Py_ssize_t positional,
+                    PyObject* names) {
+  PyObject* leaves = PyObject_GetAttrString(self, "_leaf_reductions");
+  PyObject* method = leaves != nullptr ? PyObject_GetAttrString(leaves, name_of(kind)) : nullptr;
+  PyObject* result =
+      method != nullptr
+          ? PyObject_Vectorcall(method, args, static_cast<std::size_t>(positional), names)
+          : nullptr;
+  Py_XDECREF(method);
+  Py_XDECREF(leaves);
   return result;
 }
 
@@ -576,7 +571,7 @@ bool interpret(const MethodArguments<kMostParameters>& given, int rank, CallArgu
         call.input = given[i];
         break;
       case Role::kOutput:
-        if (given.has(i)) call.output = call.given_output = given[i];
+        if (given.has(i)) call.output = given[i];
         break;
       case Role::kInPlace:
         call.input = call.output = given[i];
@@ -613,12 +608,6 @@ bool interpret(const MethodArguments<kMostParameters>& given, int rank, CallArgu
       case Role::kStream:
         call.stream = given[i];
         break;
-      case Role::kDivisor:
-        call.divisor = given[i];
-        break;
-      case Role::kDeal:
-        call.deal = given[i];
-        break;
       case Role::kRoot:
       case Role::kTag:
       case Role::kNone:
@@ -635,31 +624,19 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, P
   static constexpr const char* kNames[kMostParameters] = {
       method.parameters[0].name, method.parameters[1].name, method.parameters[2].name,
       method.parameters[3].name, method.parameters[4].name, method.parameters[5].name,
-      method.parameters[6].name, method.parameters[7].name, method.parameters[8].name,
-      method.parameters[9].name};
+      method.parameters[6].name, method.parameters[7].name};
   Communicator* core = CommunicatorObject::core_of(self);
+  if constexpr (reduces(method.kind)) {
+    PyObject* x = find_x(args, positional, names, method.parameters[0].role == Role::kOutput);
+    if (core != nullptr && (is_accumulator(x) || lists_accumulators(x)))
+      return hand_over(self, method.kind, args, positional, names);
+  }
   MethodArguments<kMostParameters> given(name_of(method.kind), kNames, method.required);
   CallArguments call;
   bool async = false;
   if (core == nullptr || !given.read(args, positional, names) ||
       !interpret<Index>(given, core->rank(), call, async))
     return nullptr;
-  if constexpr (reduces(method.kind)) {
-    if (holds_nodes(call.input)) return hand_over(self, method.kind, call.input, call, async);
-    if (lists_accumulators(call.input)) {
-      raise_configuration_error(
-          "%s: give one accumulator, not a list of them: Accumulator([shape, ...], leaves=M) adds "
-          "up lists of arrays",
-          name_of(method.kind));
-      return nullptr;
-    }
-    for (PyObject* only : {call.divisor, call.deal}) {
-      if (only == nullptr || only == Py_None) continue;
-      raise_configuration_error("%s: divisor= and deal= go with a pycollective.Accumulator",
-                                name_of(method.kind));
-      return nullptr;
-    }
-  }
   CommunicatorObject& object = CommunicatorObject::of(self);
   return async ? start_async(object, method.kind, call) : run_now(object, method.kind, call);
 }
@@ -672,35 +649,6 @@ constexpr PyMethodDef definition() {
 }
 
 }  // namespace
-
-PyObject* reduce_nodes(PyObject* self, PyObject* args) {
-  const char* name = nullptr;
-  CallArguments call;
-  DealtNodes nodes;
-  PyObject* rows = nullptr;
-  PyObject* shape = nullptr;
-  PyObject* program = nullptr;
-  unsigned long long deal = 0;
-  int async = 0;
-  Communicator* core = CommunicatorObject::core_of(self);
-  if (core == nullptr ||
-      !PyArg_ParseTuple(args, "sOO!OlOOdKiOOp", &name, &rows, &PyTuple_Type, &shape, &call.output,
-                        &call.root, &call.op, &call.counts, &nodes.divisor, &deal, &nodes.leaves,
-                        &program, &call.wire, &async))
-    return nullptr;
-  nodes.deal = deal;
-  const OpKind kind = find_named(kOperationTable, name)->kind;
-  auto prepared = std::make_unique<Call>();
-  if (!prepared->prepare_nodes(kind, call, std::move(nodes), rows, shape, core->rank(),
-                               core->size()))
-    return nullptr;
-  if (program != Py_None) prepared->use(py::cast<ProgramHandle&>(py::handle(program)).program);
-  CommunicatorObject& object = CommunicatorObject::of(self);
-  const bool gets = has(traits_of(kind).output, core->rank(), static_cast<int>(call.root));
-  PyObject* result = gets ? call.output : Py_None;
-  if (async != 0) return start_prepared(object, std::move(prepared), result);
-  return run_prepared(object, *prepared, result);
-}
 
 const PyMethodDef collective_methods[kCollectiveMethods] = {
     definition<0>(), definition<1>(), definition<2>(), definition<3>(),

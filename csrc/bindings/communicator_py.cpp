@@ -284,7 +284,7 @@ const PyMethodDef own_methods[] = {
     {"_close", close, METH_NOARGS, nullptr},
     {"_capsule", capsule, METH_NOARGS, nullptr},
     {"_allocate", allocate, METH_O, nullptr},
-    {"_reduce_nodes", reduce_nodes, METH_VARARGS, nullptr},
+    {"_reduce_leaves", reduce_leaves, METH_O, nullptr},
 };
 
 PyGetSetDef properties[] = {

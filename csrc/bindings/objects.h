@@ -127,8 +127,13 @@ struct CommunicatorObject {
 // The collectives as methods. The type adds its own, and an empty one as the end.
 constexpr int kCollectiveMethods = 11;
 extern const PyMethodDef collective_methods[kCollectiveMethods];
-// _reduce_nodes(kind, rows, shape, out, root, op, counts, divisor, deal, leaves, program, wire,
-// async_op): a reduction of what accumulators hold (pycollective/partials.py).
-PyObject* reduce_nodes(PyObject* self, PyObject* args);
+// _reduce_leaves(reduction): of accumulators (pycollective.leaves.reduction.Reduction).
+PyObject* reduce_leaves(PyObject* self, PyObject* reduction);
+
+// Both carry out a call that is prepared, and return null with a Python error set where it fails.
+// To its end; returns `result`, or the source of a recv.
+PyObject* run_prepared(CommunicatorObject& self, Call& call, PyObject* result);
+// In the background; returns a Work of `result`.
+PyObject* start_prepared(CommunicatorObject& self, std::unique_ptr<Call> call, PyObject* result);
 
 }  // namespace pycollective

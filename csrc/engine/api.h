@@ -86,13 +86,14 @@ struct AllToAllVPart {
   std::size_t recv_count = 0;
 };
 
-// What a rank gives to a reduction whose leaves are dealt to the ranks (pycollective/deal.py), in
-// place of an input: the nodes of the order that make up its leaves, in fp32.
+// What a rank gives to a reduction whose leaves are dealt to the ranks
+// (pycollective/leaves/deal.py), in place of an input: the nodes of the order that make up its
+// leaves, in fp32.
 struct DealtNodes {
-  std::vector<const float*> rows;  // each node's, ascending, each as long as the input would be
-  std::uint64_t deal = 0;          // the deal's digest; the same on all ranks, like what follows
-  int leaves = 0;                  // of all ranks
-  Dtype dtype = Dtype::kFloat32;   // of the result
+  std::vector<float*> rows;       // each node's, ascending, each as long as the input would be
+  std::uint64_t deal = 0;         // the deal's digest; the same on all ranks, like what follows
+  int leaves = 0;                 // of all ranks
+  Dtype dtype = Dtype::kFloat32;  // of the result
   ReduceOp reduce_op = ReduceOp::kSum;
   double divisor = 0;  // of kAvg; the sums are fp32
 };

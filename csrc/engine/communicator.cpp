@@ -8,10 +8,10 @@
 #include <thread>
 #include <utility>
 
+#include "engine/any_operation.h"
 #include "engine/gpu/staged.h"
 #include "engine/internode/messenger.h"
-#include "engine/internode/pair.h"
-#include "engine/operations/any_operation.h"
+#include "engine/operations/internode_pair.h"
 #include "engine/plans/program.h"
 #include "engine/task.h"
 

@@ -23,7 +23,7 @@
 #include "engine/api.h"
 #include "engine/gpu/device_group.h"
 #include "engine/group.h"
-#include "engine/operations/messages.h"
+#include "engine/messages.h"
 #include "engine/operations/operation.h"
 #include "engine/pending.h"
 #include "engine/plans/plan_cache.h"

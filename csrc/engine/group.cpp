@@ -13,7 +13,7 @@
 
 #include "engine/cores.h"
 #include "engine/internode/messenger.h"
-#include "engine/operations/messages.h"
+#include "engine/messages.h"
 #include "kernels/copy.h"
 #include "shared_memory/layout.h"
 

@@ -4,8 +4,8 @@
 #include <new>
 #include <utility>
 
+#include "engine/any_operation.h"
 #include "engine/communicator.h"
-#include "engine/operations/any_operation.h"
 
 namespace pycollective {
 namespace {

@@ -13,7 +13,7 @@
 
 namespace pycollective {
 
-class AnyOperation;  // engine/operations/any_operation.h
+class AnyOperation;  // engine/any_operation.h
 class Communicator;
 
 [[noreturn]] void throw_forked(OpKind kind, int rank);

@@ -94,7 +94,7 @@ static_assert(sizeof(SegmentHeader) <= kPage);
 struct CallSignature {
   struct Message {
     std::int32_t tag;
-    std::uint16_t lane_sequence;  // of its data lane (engine/operations/messages.h)
+    std::uint16_t lane_sequence;  // of its data lane (engine/messages.h)
     std::uint16_t lane;
   };
   std::uint8_t kind = 0;

@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "engine/any_operation.h"
 #include "engine/internode/messenger.h"
-#include "engine/operations/any_operation.h"
 #include "engine/watch.h"
 #include "tests/calls.h"
 #include "tests/check.h"

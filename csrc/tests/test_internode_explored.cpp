@@ -12,8 +12,8 @@
 #include <optional>
 #include <string>
 
+#include "engine/any_operation.h"
 #include "engine/internode/messenger.h"
-#include "engine/operations/any_operation.h"
 #include "engine/watch.h"
 #include "tests/check.h"
 #include "tests/host_ranks.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/operations/any_operation.h"
+#include "engine/any_operation.h"
 #include "engine/operations/point_to_point.h"
 #include "tests/calls.h"
 #include "tests/check.h"

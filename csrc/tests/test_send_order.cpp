@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "engine/operations/messages.h"
+#include "engine/messages.h"
 #include "tests/check.h"
 #include "tests/messages.h"
 

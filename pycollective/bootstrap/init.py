@@ -15,39 +15,31 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 from pycollective import device_path as device_paths
 from pycollective.bootstrap import mpi, slurm
 from pycollective.bootstrap.joining import DEFAULT_TIMEOUT, connect
+from pycollective.bootstrap.options import InitOptions, hosts_of
 from pycollective.bootstrap.rendezvous import is_full
 from pycollective.bootstrap.restarts import RESTARTS, process_identity
 from pycollective.bootstrap.store import StoreClient, StoreServer, job_secret
-from pycollective.communicator import WIRES, Communicator
+from pycollective.communicator import Communicator
 from pycollective.config import (
     ENV_RANK,
     ENV_SECRET,
     ENV_SIZE,
     ENV_STORE,
     ENV_TOPOLOGY,
-    ENV_WIRE,
     MAX_RANKS,
     MPI_RANK_VARIABLES,
     environment_number,
     unknown_variables,
 )
 from pycollective.errors import ConfigurationError
-from pycollective.planning.planner import tuning_path
 from pycollective.typing import Transport, Wire
 
 _LINGER = 5.0  # seconds that a store stays after a failure, so that others can read why
-
-# How messages go between hosts. Ranks of one host always meet in shared memory.
-TRANSPORTS = {
-    "shm": "shared memory alone: all ranks on one host",
-    "mpi": "between hosts over MPI, through mpi4py: ranks that mpiexec started",
-    "gloo": "between hosts over torch.distributed's Gloo: all other ranks",
-}
 
 
 def init(
@@ -139,89 +131,13 @@ def init(
     return options.apply(connect(None, 0, 1, timeout, tuning=options.tuning))
 
 
-@dataclass(frozen=True)
-class InitOptions:
-    """What the caller of `init` may choose under any launch."""
-
-    timeout: float
-    topology: str
-    transport: str
-    tuning: str
-    wire: str
-    device: str | int | None = None
-
-    @classmethod
-    def of(
-        cls,
-        timeout: float,
-        topology: str | None,
-        transport: str | None,
-        tuning: str | os.PathLike[str] | None,
-        wire: str | None,
-        device: str | int | None = None,
-    ) -> InitOptions:
-        """Return them, from the arguments of `init` and the environment."""
-        if not 0 < timeout < math.inf:
-            raise ConfigurationError(f"timeout {timeout} is not a finite number of seconds above 0")
-        topology = topology or os.environ.get(ENV_TOPOLOGY, "")
-        wire = wire or os.environ.get(ENV_WIRE) or "raw"
-        if wire not in WIRES:
-            there_are = ", ".join(map(repr, WIRES))
-            raise ConfigurationError(f"wire {wire!r} is not here; there are {there_are}")
-        return cls(timeout, topology, transport or "", tuning_path(tuning), wire, device)
-
-    @property
-    def more(self) -> str:
-        """Other options that all ranks must have been given alike, in words."""
-        return "a device" if self.device is not None else "no device"
-
-    def apply(self, communicator: Communicator) -> Communicator:
-        """Return the communicator, once it has its wire and its device."""
-        communicator.wire = cast(Wire, self.wire)  # one of WIRES, or `of` refuses
-        if self.device is not None:
-            communicator._begin_with(self.device)
-        return communicator
-
-    def check_transport(self, launch: str, by_mpi: bool) -> None:
-        """Raise for a transport that does not exist, or not in this launch."""
-        if not self.transport:
-            return
-        if self.transport not in TRANSPORTS:
-            there_are = "; ".join(f"{name!r} ({what})" for name, what in TRANSPORTS.items())
-            raise ConfigurationError(
-                f"transport {self.transport!r} is not here; there are {there_are}"
-            )
-        if self.transport == "mpi" and not by_mpi:
-            raise ConfigurationError(
-                f"transport 'mpi' joins ranks that mpiexec started, and this is {launch}: start "
-                "with `mpiexec -n N python ...`, or leave transport out"
-            )
-        if self.transport == "gloo" and by_mpi:
-            raise ConfigurationError(
-                "transport 'gloo' meets in a store, and mpiexec has none: start the ranks with "
-                "torchrun or `pycollective run`, give rank, size and store, or leave transport out"
-            )
-
-    def simulated_hosts(self, size: int) -> tuple[int, ...]:
-        """Return the host of each of `size` ranks; empty where they are to be found out."""
-        return _hosts_of(self.topology, size)
-
-
 def simulated_hosts(size: int) -> tuple[int, ...]:
     """Return the host of each of `size` ranks by PYCOLLECTIVE_TOPOLOGY; empty without it.
 
     Warns: as `init`.
     """
     _warn_of_unknown_variables(None)
-    return _hosts_of(os.environ.get(ENV_TOPOLOGY, ""), size)
-
-
-def _hosts_of(topology: str, size: int) -> tuple[int, ...]:
-    if not topology:
-        return ()
-    from pycollective.schedule import Topology
-
-    return Topology.parse(topology, size).host_of
+    return hosts_of(os.environ.get(ENV_TOPOLOGY, ""), size)
 
 
 def _warn_of_unknown_variables(rank: int | None) -> None:

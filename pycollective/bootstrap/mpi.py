@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pycollective import placement
 from pycollective.bootstrap.attach import host_identity
 from pycollective.bootstrap.joining import Joined, join_alone, join_host, shared_memory_alone
+from pycollective.bootstrap.options import InitOptions
 from pycollective.bootstrap.rendezvous import Rendezvous, raise_reported, report_of
 from pycollective.bootstrap.shutdown import SHUTDOWN
 from pycollective.bootstrap.store import StoreClient, StoreServer
@@ -40,7 +41,6 @@ from pycollective.planning.world import World
 from pycollective.transport.mpi import MpiTransport
 
 if TYPE_CHECKING:
-    from pycollective.bootstrap.init import InitOptions
     from pycollective.schedule.select import Table
 
 _EAGER = 0.002  # seconds of looking without a pause

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,7 +13,7 @@ from pycollective import _core
 from pycollective.config import ENV_TUNING
 
 if TYPE_CHECKING:
-    from pycollective.deal import Deal
+    from pycollective.leaves.deal import Deal
     from pycollective.schedule import Topology
     from pycollective.schedule.select import Table
 
@@ -140,9 +139,10 @@ class Planner:
 
 def _kept(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
     """What is known for the key, made if nothing is. Another thread may clear it at any time."""
-    with suppress(KeyError):
+    try:  # suppress() would take as long as all else here
         return known[key]
-    value = make()
+    except KeyError:
+        value = make()
     if len(known) >= _MOST_KEPT:
         known.clear()
     known[key] = value

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import lru_cache
 
-from pycollective.deal import Deal
+from pycollective.leaves.deal import Deal
 from pycollective.order import Node, cover, split
 
 from .operation import Operation

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from pycollective.deal import Deal
+from pycollective.leaves.deal import Deal
 from pycollective.order import Node, split
 
 from .operation import Operation

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from pycollective.deal import Deal
 from pycollective.errors import ConfigurationError
+from pycollective.leaves.deal import Deal
 
 from .algorithms import ALGORITHMS, Algorithm
 from .lower import lower

@@ -7,9 +7,9 @@ A buffer belongs to one rank and one shard, is written once, and holds one value
 - a **result**, in the input's type: the finished root, or data that is only moved.
 
 Buffer `INPUT` is the caller's input, `OUTPUT` the caller's output; the others are the engine's.
-With a deal (`pycollective/deal.py`) a rank's input is as many nodes as make up its leaves, and may
-be none: `input_buffers` says which buffers they are. What is sent while the partial is empty has no
-buffer: between hosts it stands for the announcement, by which all learn of a mismatch.
+With a deal (`pycollective/leaves/deal.py`) a rank's input is as many nodes as make up its leaves,
+and may be none: `input_buffers` says which buffers they are. What is sent while the partial is
+empty has no buffer: between hosts it stands for the announcement, by which all learn of a mismatch.
 
 Steps have numbers. Within one number a rank first posts its sends, then receives, then combines; so
 nothing that is sent at a number depends on what arrives at that number.

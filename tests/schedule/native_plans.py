@@ -21,7 +21,7 @@ from itertools import chain
 from multiprocessing import Pool
 from pathlib import Path
 
-from pycollective.deal import Deal
+from pycollective.leaves.deal import Deal
 from pycollective.schedule import ALGORITHMS, OPERATIONS, Topology, algorithms_for, make_schedule
 from pycollective.schedule.layout import Layout
 from pycollective.schedule.plan import Plan, make_plan

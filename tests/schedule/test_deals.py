@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective import _core
-from pycollective.deal import Deal
+from pycollective.leaves.deal import Deal
 from pycollective.errors import ConfigurationError
 from pycollective.planning.planner import Planner
 from pycollective.schedule import OPERATIONS, Schedule, Topology, algorithms_for, make_schedule

@@ -13,7 +13,7 @@ FOLDER = Path(pycollective.schedule.__file__).parent
 # What the proof reads: the order, the deal, what an operation asks for, and the steps.
 MAY_IMPORT = {
     "pycollective.order": {"Node", "split"},
-    "pycollective.deal": {"Deal"},
+    "pycollective.leaves.deal": {"Deal"},
     "operation": {"Operation"},
     "steps": {
         *("INPUT", "OUTPUT", "Combine", "Copy", "RankSteps", "Receive", "Send", "Type"),

@@ -14,7 +14,7 @@ import pytest
 
 import pycollective as pc
 from pycollective import _core, schedule, typing
-from pycollective.bootstrap.init import TRANSPORTS
+from pycollective.bootstrap.options import TRANSPORTS
 from pycollective.compression.sparse_layout import VALUES
 from tests.harness import ROOT
 

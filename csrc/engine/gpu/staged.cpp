@@ -1,7 +1,6 @@
 #include "engine/gpu/staged.h"
 
 #include "cuda/staging.h"
-#include "engine/operations/any_operation.h"
 #include "engine/operations/shards.h"
 #include "per_process.h"
 
@@ -44,19 +43,16 @@ std::shared_ptr<cuda::Staging> stage(const Request& request, int rank, int ranks
 Staged::Staged(Group& group, const Task& task, std::uint64_t sequence)
     : Operation(group, task, sequence),
       on_host_(on_host(task)),
-      task_on_host_(task.with(on_host_)),
-      storage_(std::make_unique<AnyOperation>()) {
+      task_on_host_(task.with(on_host_)) {
   task_on_host_.staging = nullptr;
 }
-
-Staged::~Staged() = default;
 
 State Staged::advance() {
   cuda::Staging& staging = *task_.staging;
   switch (step_) {
     case Step::kToHost:
       if (!staging.done()) return State::kBlocked;
-      inner_ = &storage_->make(group_, task_on_host_, sequence_);
+      inner_ = &on_host_operation_.make(group_, task_on_host_, sequence_);
       inner_->start();
       step_ = Step::kMoving;
       return State::kProgressed;

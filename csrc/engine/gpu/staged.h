@@ -10,11 +10,9 @@
 
 #include <memory>
 
-#include "engine/operations/operation.h"
+#include "engine/operations/host_operation.h"
 
 namespace pycollective {
-
-class AnyOperation;
 
 // Starts the copy to the host for a valid request on a device. Throws CollectiveFailure
 // (kConfiguration), cuda::DriverError, before anything has moved.
@@ -23,7 +21,6 @@ std::shared_ptr<cuda::Staging> stage(const Request& request, int rank, int ranks
 class Staged final : public Operation {
  public:
   Staged(Group& group, const Task& task, std::uint64_t sequence);
-  ~Staged() override;
 
   void start() override {}  // the copy is under way
   State advance() override;
@@ -42,8 +39,8 @@ class Staged final : public Operation {
 
   Request on_host_;
   Task task_on_host_;
-  std::unique_ptr<AnyOperation> storage_;
-  Operation* inner_ = nullptr;
+  HostOperation on_host_operation_;
+  Operation* inner_ = nullptr;  // on_host_operation_'s
   Step step_ = Step::kToHost;
 };
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/failure_text.h"
 #include "engine/waiting_time.h"
-#include "engine/watch.h"
 #include "kernels/copy.h"
 #include "per_process.h"
 

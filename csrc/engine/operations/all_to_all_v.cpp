@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/internode/pair.h"
+#include "engine/operations/internode_pair.h"
 #include "engine/operations/point_to_point.h"
 #include "engine/operations/shards.h"
 

@@ -23,7 +23,7 @@ DealtBlocks::DealtBlocks(Group& group, const Task& task, std::uint64_t sequence)
 void DealtBlocks::set_request() {
   const int rank = group_.world().rank;
   const OperationTraits& traits = traits_of(request_.kind);
-  auto* row = const_cast<float*>(request_.nodes->rows[0]);
+  float* row = request_.nodes->rows[0];
   of_rows_.dtype = Dtype::kFloat32;
   of_rows_.input = row;
   count_ = elements_of(traits.output, request_, rank, group_.size());

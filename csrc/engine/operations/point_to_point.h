@@ -20,8 +20,8 @@
 #include <string>
 #include <variant>
 
-#include "engine/internode/pair.h"
-#include "engine/operations/messages.h"
+#include "engine/messages.h"
+#include "engine/operations/internode_pair.h"
 #include "engine/operations/operation.h"
 
 namespace pycollective {

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "engine/group.h"
-#include "engine/internode/transfers.h"
 #include "engine/operations/arrival.h"
+#include "engine/operations/internode_transfers.h"
 #include "engine/operations/operation.h"
 #include "engine/operations/shards.h"
 #include "engine/plans/program.h"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pycollective.accumulator import Accumulator
+from pycollective.leaves.accumulator import Accumulator
 
 _NUMPY = (torch.float32, torch.float16)
 

@@ -17,7 +17,6 @@ from pycollective._core import Work
 from pycollective.agree import agree
 from pycollective.bootstrap.init import init
 from pycollective.communicator import Communicator
-from pycollective.deal import leaves_of
 from pycollective.errors import (
     CollectiveError,
     CollectiveMismatch,
@@ -25,6 +24,7 @@ from pycollective.errors import (
     in_words,
     named,
 )
+from pycollective.leaves.deal import leaves_of
 from pycollective.torch.backend import communicator_of
 from pycollective.torch.leaves import comparison
 from pycollective.torch.leaves.buckets import Bucket, buckets_of

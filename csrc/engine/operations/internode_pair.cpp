@@ -1,4 +1,4 @@
-#include "engine/internode/pair.h"
+#include "engine/operations/internode_pair.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "engine/operations/messages.h"
+#include "engine/messages.h"
 
 #include <algorithm>
 #include <cstddef>

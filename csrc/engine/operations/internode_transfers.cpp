@@ -1,4 +1,4 @@
-#include "engine/internode/transfers.h"
+#include "engine/operations/internode_transfers.h"
 
 #include <algorithm>
 

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/group.h"
 #include "engine/internode/messenger.h"
-#include "engine/operations/operation.h"
 #include "engine/plans/program.h"
 
 namespace pycollective {

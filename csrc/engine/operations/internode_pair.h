@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "engine/operations/messages.h"
+#include "engine/messages.h"
 #include "engine/operations/operation.h"
 
 namespace pycollective {
