@@ -126,14 +126,14 @@ NATIVE_LAYERS: dict[str, set[str]] = {
 # Within the engine: what stands further down includes only what stands above it, or beside it. A
 # name is a file's, without its ending, or a folder's; the longer one counts.
 ENGINE_ORDER: list[set[str]] = [
-    {"api", "cores", "failure_text", "store_chooser", "waiting_time"},
+    {"api", "chooser", "cores", "failure_text", "waiting_time"},
     {"plans"},
-    {"operations/shards", "task"},
+    {"shards", "task"},
     {"call_signature", "validate"},
     {"internode"},
     {"messages"},
     {"group"},
-    {"operations/operation"},
+    {"operation"},
     {"watch"},
     {"operations"},
     {"gpu"},

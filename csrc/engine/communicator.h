@@ -24,7 +24,7 @@
 #include "engine/gpu/device_group.h"
 #include "engine/group.h"
 #include "engine/messages.h"
-#include "engine/operations/operation.h"
+#include "engine/operation.h"
 #include "engine/pending.h"
 #include "engine/plans/plan_cache.h"
 #include "engine/progress.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 #include "shared_memory/layout.h"
 
 namespace pycollective {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "engine/failure_text.h"
-#include "engine/operations/operation.h"
+#include "engine/operation.h"
 #include "engine/waiting_time.h"
 
 namespace pycollective {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <string>
 
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 #include "kernels/kernels.h"
 #include "tests/cuda_ranks.h"
 #include "tests/device_programs.h"

@@ -26,7 +26,7 @@
 
 #include "engine/internode/messenger.h"
 #include "engine/operations/scheduled.h"
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 #include "tests/check.h"
 #include "tests/host_ranks.h"
 #include "tests/program_text.h"

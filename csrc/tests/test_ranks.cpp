@@ -6,7 +6,7 @@
 
 #include "engine/group.h"
 #include "engine/operations/arrival.h"
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 #include "engine/task.h"
 #include "tests/calls.h"
 #include "tests/check.h"

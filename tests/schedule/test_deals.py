@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective import _core
-from pycollective.leaves.deal import Deal
 from pycollective.errors import ConfigurationError
+from pycollective.leaves.deal import Deal
 from pycollective.planning.planner import Planner
 from pycollective.schedule import OPERATIONS, Schedule, Topology, algorithms_for, make_schedule
 from pycollective.schedule.layout import lay_out, needed, workspace

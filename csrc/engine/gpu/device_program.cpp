@@ -7,7 +7,7 @@
 #include <string>
 #include <tuple>
 
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 #include "kernels/kernels.h"
 
 namespace pycollective {

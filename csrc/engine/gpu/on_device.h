@@ -7,8 +7,8 @@
 
 #include "engine/gpu/device_group.h"
 #include "engine/gpu/launch_order.h"
+#include "engine/operation.h"
 #include "engine/operations/arrival.h"
-#include "engine/operations/operation.h"
 
 namespace pycollective {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 
 namespace pycollective {
 namespace {

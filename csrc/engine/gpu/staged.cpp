@@ -1,7 +1,7 @@
 #include "engine/gpu/staged.h"
 
 #include "cuda/staging.h"
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 #include "per_process.h"
 
 namespace pycollective {

@@ -4,7 +4,7 @@
 
 #include "engine/operations/internode_pair.h"
 #include "engine/operations/point_to_point.h"
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 
 namespace pycollective {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/operation.h"
 #include "engine/operations/arrival.h"
-#include "engine/operations/operation.h"
 
 namespace pycollective {
 

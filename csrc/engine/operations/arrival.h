@@ -2,7 +2,7 @@
 #pragma once
 
 #include "engine/call_signature.h"
-#include "engine/operations/operation.h"
+#include "engine/operation.h"
 
 namespace pycollective {
 

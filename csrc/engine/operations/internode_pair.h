@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/messages.h"
-#include "engine/operations/operation.h"
+#include "engine/operation.h"
 
 namespace pycollective {
 

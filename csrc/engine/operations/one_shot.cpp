@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 #include "kernels/kernels.h"
 #include "kernels/prefetching.h"
 

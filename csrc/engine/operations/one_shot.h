@@ -10,9 +10,9 @@
 // ranks write where they have read what the other wrote, which is cheap (two_shot.h).
 #pragma once
 
+#include "engine/operation.h"
 #include "engine/operations/arrival.h"
-#include "engine/operations/operation.h"
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 
 namespace pycollective {
 

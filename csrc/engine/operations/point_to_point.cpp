@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "engine/operations/arrival.h"
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 #include "engine/watch.h"
 
 namespace pycollective {

@@ -21,8 +21,8 @@
 #include <variant>
 
 #include "engine/messages.h"
+#include "engine/operation.h"
 #include "engine/operations/internode_pair.h"
-#include "engine/operations/operation.h"
 
 namespace pycollective {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 
 namespace pycollective {
 namespace {

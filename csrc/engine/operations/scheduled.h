@@ -20,11 +20,11 @@
 #include <vector>
 
 #include "engine/group.h"
+#include "engine/operation.h"
 #include "engine/operations/arrival.h"
 #include "engine/operations/internode_transfers.h"
-#include "engine/operations/operation.h"
-#include "engine/operations/shards.h"
 #include "engine/plans/program.h"
+#include "engine/shards.h"
 #include "kernels/kernels.h"
 #include "kernels/pack/pack.h"
 

@@ -25,10 +25,10 @@
 
 #include <optional>
 
+#include "engine/operation.h"
 #include "engine/operations/arrival.h"
-#include "engine/operations/operation.h"
-#include "engine/operations/shards.h"
 #include "engine/operations/two_shot.h"
+#include "engine/shards.h"
 #include "kernels/kernels.h"
 
 namespace pycollective {

@@ -28,9 +28,9 @@
 // and reads through slots (n-1)/n m of leaves and as much of results.
 #pragma once
 
+#include "engine/operation.h"
 #include "engine/operations/arrival.h"
-#include "engine/operations/operation.h"
-#include "engine/operations/shards.h"
+#include "engine/shards.h"
 #include "kernels/kernels.h"
 #include "kernels/prefetching.h"
 
