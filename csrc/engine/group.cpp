@@ -26,6 +26,7 @@ constexpr int kSharedWaits = 2;
 // Messages are told apart by size in steps of four times: below 32 KiB, below 128 KiB, and so on.
 constexpr int kBitsOfLeast = 15;
 constexpr std::size_t kSizes = 8;
+constexpr std::size_t kLarge = 3;  // from 512 KiB on
 
 std::uint32_t current_core() { return static_cast<std::uint32_t>(sched_getcpu() + 1); }
 
@@ -95,10 +96,14 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
                                   std::to_string(data_bytes) + " bytes of data");
     members_.push_back(std::move(peer));
   }
-  for (const OperationTraits& traits : kOperationTable)
+  for (const OperationTraits& traits : kOperationTable) {
     // Who only gives writes again and again what others have read: plain stores cost it ten times
-    // as much where caches are far, streaming ones twice as much where they are near.
-    ways_.insert(ways_.end(), kSizes, Ways(traits.rooted && !traits.reduces));
+    // as much where caches are far, streaming ones twice as much where they are near. And through
+    // slots its core does half of the work of a large message.
+    const bool gives = traits.rooted && !traits.reduces;
+    for (std::size_t size = 0; size < kSizes; ++size)
+      ways_.push_back({Chooser(gives), Chooser(gives && size >= kLarge)});
+  }
   may_spin_ = ranks_have_cores(*node_, std::max(size_, world_.on_machine));
   const auto own_cores = allowed_cores(0);
   has_one_core_ = own_cores && CPU_COUNT(&*own_cores) == 1;

@@ -166,7 +166,6 @@ class Group {
 
   // How collectives of one kind and about one size are done: for the thread that drives them.
   struct Ways {
-    explicit Ways(bool streams) : stores(streams) {}
     Chooser stores;  // into slots: plain, or past the caches
     Chooser paths;   // of arrays that peers may read: a single copy, or slots; rank 0 chooses
   };

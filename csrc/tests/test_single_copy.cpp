@@ -31,6 +31,9 @@ using namespace pycollective::testing;
 namespace {
 
 constexpr std::size_t kCount = 200'000;  // of a shard: two pieces
+// With a root: as much as does not begin with slots.
+constexpr std::size_t kBroadcast = 100'000;
+constexpr std::size_t kRootedShard = 40'000;
 constexpr float kUntouched = -1;
 constexpr float kChanged = -2;
 
@@ -50,13 +53,18 @@ struct Rank {
 class Call {
  public:
   Call(OpKind kind, int ranks)
-      : group_(ranks), kind_(kind), ranks_(static_cast<std::size_t>(ranks)) {
+      : group_(ranks),
+        kind_(kind),
+        ranks_(static_cast<std::size_t>(ranks)),
+        count_(kind == OpKind::kBroadcast                            ? kBroadcast
+               : kind == OpKind::kGather || kind == OpKind::kScatter ? kRootedShard
+                                                                     : kCount) {
     for (std::size_t r = 0; r < ranks_; ++r) {
       Rank& rank = ranks_of_[r];
       rank.request.kind = is_pair(kind) && r == 0 ? OpKind::kRecv : kind;
       const OperationTraits& traits = traits_of(rank.request.kind);
       rank.request.dtype = Dtype::kFloat32;
-      rank.request.count = kCount;
+      rank.request.count = count_;
       const int number = static_cast<int>(r);
       rank.request.root = is_pair(kind) ? 1 - number : kRoot;
       rank.input.resize(elements_of(traits.input, rank.request, number, ranks));
@@ -100,13 +108,13 @@ class Call {
     const auto& output = (*this)[number].output;
     const bool gathers = kind_ == OpKind::kAllGather || kind_ == OpKind::kGather;
     for (std::size_t i = 0; i < output.size(); ++i) {
-      const auto shard = static_cast<int>(i / kCount);
-      const std::size_t own = static_cast<std::size_t>(number) * kCount;
+      const auto shard = static_cast<int>(i / count_);
+      const std::size_t own = static_cast<std::size_t>(number) * count_;
       const float right = is_pair(kind_)                ? value(1, i)
-                          : gathers                     ? value(shard, i % kCount)
+                          : gathers                     ? value(shard, i % count_)
                           : kind_ == OpKind::kBroadcast ? value(kRoot, i)
                           : kind_ == OpKind::kScatter   ? value(kRoot, own + i)
-                                                        : value(shard, own + i % kCount);
+                                                        : value(shard, own + i % count_);
       if (output[i] != right) return false;
     }
     return true;
@@ -131,6 +139,7 @@ class Call {
   const ThreadGroup group_;
   OpKind kind_;
   std::size_t ranks_;
+  std::size_t count_;
   Rank ranks_of_[3];
 };
 
