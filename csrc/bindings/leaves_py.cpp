@@ -36,6 +36,12 @@ py::object read(py::handle object, PyObject* name) {
   return py::reinterpret_steal<py::object>(value);
 }
 
+bool is_true(const py::object& value) {
+  const int truth = PyObject_IsTrue(value.ptr());
+  if (truth < 0) throw py::error_already_set();
+  return truth == 1;
+}
+
 }  // namespace
 
 PyObject* reduce_leaves(PyObject* self, PyObject* reduction) {
@@ -72,7 +78,7 @@ PyObject* reduce_leaves(PyObject* self, PyObject* reduction) {
     const bool gets = has(traits_of(kind).output, core->rank(), static_cast<int>(arguments.root));
     PyObject* result = gets ? out.ptr() : Py_None;
     CommunicatorObject& object = CommunicatorObject::of(self);
-    if (read(given, names.async_op).cast<bool>())
+    if (is_true(read(given, names.async_op)))
       return start_prepared(object, std::move(call), result);
     return run_prepared(object, *call, result);
   } catch (const std::exception&) {

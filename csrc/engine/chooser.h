@@ -87,7 +87,7 @@ class Chooser {
 };
 
 // Tells a chooser what a call has cost.
-class CostOf {
+class CallTimer {
  public:
   void begin() { begin_ = std::chrono::steady_clock::now(); }
   void end(Chooser& chooser, bool second, std::size_t bytes) const {

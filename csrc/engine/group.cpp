@@ -101,6 +101,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
     // as much where caches are far, streaming ones twice as much where they are near. And through
     // slots its core does half of the work of a large message.
     const bool gives = traits.rooted && !traits.reduces;
+    small_stores_.emplace_back(gives);
     for (std::size_t size = 0; size < kSizes; ++size)
       ways_.push_back({Chooser(gives), Chooser(gives && size >= kLarge)});
   }

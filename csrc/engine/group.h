@@ -170,6 +170,8 @@ class Group {
     Chooser paths;   // of arrays that peers may read: a single copy, or slots; rank 0 chooses
   };
   Ways& ways(OpKind kind, std::size_t bytes);
+  // How small buffers are written, in collectives of that kind.
+  Chooser& small_stores(OpKind kind) { return small_stores_[static_cast<std::size_t>(kind)]; }
 
   // Whether each rank of the machine may have a core to itself, so that a waiting thread may keep
   // its own a while.
@@ -215,6 +217,7 @@ class Group {
   const bool may_move_;
   std::atomic<int> shared_waits_{0};  // calls in a row
   std::vector<Ways> ways_;
+  std::vector<Chooser> small_stores_;
   Reading reading_ = Reading::kUnknown;
   std::atomic<bool> left_{false};
   bool reported_ = false;

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pycollective import reference
 from pycollective.bench.libraries import DEVICES, Library
 from pycollective.bench.operations import Operation, find_operation
+from pycollective.bench.ranks.case import PAGE
 from pycollective.communicator import WIRES
 from pycollective.config import MAX_RANKS_PER_HOST
 from pycollective.dtypes import DTYPES, REDUCE_OPS, numpy_type
@@ -15,7 +16,6 @@ from pycollective.errors import ConfigurationError
 from pycollective.schedule import Topology
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_PAGE = 4096
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", re.IGNORECASE)
 
 
@@ -82,11 +82,14 @@ class Settings:
                 raise ConfigurationError(f"{self.reduce_op} has no meaning for {name}")
             for size in self.sizes:
                 operation.whole(size, dtype.itemsize, self.ranks)
-        items = {DTYPES[name] for name in (self.dtype, *(p.dtype for p in self.peers if p.dtype))}
+        item = max(
+            DTYPES[name] for name in (self.dtype, *(p.dtype or "" for p in self.peers)) if name
+        )
         for offset in self.offsets:
-            if not 0 <= offset < _PAGE or any(offset % size for size in items):
+            if not 0 <= offset < PAGE or offset % item:
                 raise ConfigurationError(
-                    f"--offsets {offset}: whole elements below a page of {_PAGE} bytes"
+                    f"--offsets {offset}: give multiples of the element size ({item} bytes) "
+                    f"below {PAGE}"
                 )
         if not 0 <= self.root < self.ranks:
             raise ConfigurationError(f"root {self.root} is not one of {self.ranks} ranks")
@@ -125,7 +128,7 @@ def parse_offsets(text: str) -> tuple[int, ...]:
         ConfigurationError: something else stands there.
     """
     if not re.fullmatch(r"\d+(,\d+)*", text.strip()):
-        raise ConfigurationError(f"--offsets {text!r}: write bytes, with commas between")
+        raise ConfigurationError(f"--offsets {text!r}: give numbers of bytes, separated by commas")
     return tuple(map(int, text.split(",")))
 
 

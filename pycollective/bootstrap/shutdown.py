@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from types import FrameType
 
 from pycollective import _core
 from pycollective.bootstrap.store import StoreClient, followed_key, job_secret
@@ -94,6 +95,7 @@ class Shutdown:
 
 
 SHUTDOWN = Shutdown()
+_listing_frames = threading.Lock()
 
 
 def leave_all() -> None:
@@ -109,26 +111,40 @@ def is_abandoned_by_asyncio() -> bool:
     have ended. By then all tasks are cancelled and nobody awaits these threads. asyncio tells
     nobody, so this looks at the main thread's frames. (From Python 3.11 on.)
     """
-    if not threading.current_thread().name.startswith("asyncio_"):  # those of its own executor
-        return False
     runner = getattr(sys.modules.get("asyncio.runners"), "Runner", None)
     main = threading.main_thread().ident
-    if runner is None or main is None:
+    if runner is None or main is None or not _is_of_asyncio(threading.get_ident()):
         return False
-    # Python 3.11 holds a lock of the interpreter while it makes this list. A collection in the
-    # middle of it deadlocks if what is freed lets another thread run that begins or ends one.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        frame = sys._current_frames().get(main)
-    finally:
-        if collects:
-            gc.enable()
+    frame = _frame_of(main)
     while frame is not None and frame.f_code is not runner.__exit__.__code__:
         frame = frame.f_back
     ended_by = None if frame is None else frame.f_locals.get("exc_type")
     # A program may handle any other, and go on.
     return ended_by is not None and issubclass(ended_by, (KeyboardInterrupt, SystemExit))
+
+
+def _is_of_asyncio(ident: int) -> bool:
+    """Return whether that thread belongs to asyncio's own executor."""
+    # `current_thread` would keep an object for ever for a thread that Python has not started.
+    thread = getattr(threading, "_active", {}).get(ident)
+    return thread is not None and thread.name.startswith("asyncio_")
+
+
+def _frame_of(ident: int) -> FrameType | None:
+    """Return what that thread runs; None also if another thread asks."""
+    # Python 3.11 holds a lock of the interpreter while it lists frames. A collection in the middle
+    # of it deadlocks if what is freed lets another thread run that begins or ends one. (A program
+    # that turns collections on or off in this moment has it undone.)
+    if not _listing_frames.acquire(blocking=False):
+        return None
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(ident)
+    finally:
+        if collects:
+            gc.enable()
+        _listing_frames.release()
 
 
 def _before_threads_are_joined(act: Callable[[], None]) -> None:

@@ -79,11 +79,14 @@ def issue(
     """
     future: torch.futures.Future[Any]
     future = torch.futures.Future(devices=None if device.type == "cpu" else [device])
+    begun = False
     try:
         with streams.behind_caller(*tensors):
+            begun = True
             call()
             future.set_result(result)
     except BaseException:
-        streams.join_caller()
+        if begun:  # a capture that is refused must not wait for what runs outside of it
+            streams.join_caller()
         raise
     return future

@@ -63,16 +63,14 @@ void OneShot::share(Group& group, const Request& request, std::uint64_t sequence
     end = begin + shards.length(me.index()) * size_of(request.dtype);
   }
   const std::size_t bytes = begin + mine.bytes - end;
-  Chooser& stores = group.ways(request.kind, 0).stores;
+  Chooser& stores = group.small_stores(request.kind);
   const bool measured = bytes >= kLeastMeasured;
   const bool streams = measured && stores.next();
-  CostOf cost;
-  if (measured) cost.begin();
+  CallTimer timer;
+  if (measured) timer.begin();
   copy_for_peers(streams, buffer, input, begin);
   copy_for_peers(streams, buffer + begin, input + end, mine.bytes - end);
-  // What it has cost this rank is enough to know: so the better kind was chosen at each size up to
-  // 64 KiB, near and far.
-  if (measured) cost.end(stores, streams, bytes);
+  if (measured) timer.end(stores, streams, bytes);
 }
 
 State OneShot::advance() {

@@ -81,13 +81,13 @@ bool SingleCopy::begin() {
   if (!some_unmapped) return true;
   if (!all_may_read || some_unreadable) return false;
   through_slots_ = (arrival_.input_of(Member(0)) & kThroughSlots) != 0;
-  is_choice_ = group_.me().index() == 0;
-  cost_.begin();
+  measures_ = group_.me().index() == 0;
+  timer_.begin();
   return !through_slots_;
 }
 
 State SingleCopy::end() {
-  if (is_choice_) cost_.end(paths_, through_slots_, shards_.whole() * element_);
+  if (measures_) timer_.end(paths_, through_slots_, shards_.whole() * element_);
   return State::kDone;
 }
 
@@ -128,10 +128,7 @@ State SingleCopy::advance() {
       for (const Member each : group_.members())
         if (!has_read(each)) return State::kBlocked;
   }
-  if (was_refused()) {
-    is_choice_ = false;
-    return go_on_as_two_shot();
-  }
+  if (was_refused()) return go_on_as_two_shot();  // which counts as what the single copy cost
   // After publish(), and so after all that was read.
   Watch::throw_if_failed(*this);
   return end();

@@ -16,11 +16,13 @@
 // published. If it fails, it tells all members first: so a rank that has read and then sees no
 // failure has read what the peer gave.
 //
-// If an input lies in a process's own memory, all go on as TwoShot in a reduce-scatter, where some
-// rank may not read a peer's memory (ptrace scope, seccomp), an all-to-all is in place, or rank 0
-// has chosen slots, because they have cost it less: all see that in the arrival lines. So they do
-// if a rank could not read what lies at a peer's address: whoever sees that copies no further, and
-// all see it before they end.
+// All go on as TwoShot if an input lies in a process's own memory, and
+//   - the call is a reduce-scatter,
+//   - some rank may not read a peer's memory (ptrace scope, seccomp),
+//   - an all-to-all is in place, or
+//   - rank 0 has chosen slots, because they have cost it less.
+// All see that in the arrival lines. So they do if a rank could not read what lies at a peer's
+// address: whoever sees that copies no further, and all see it before they end.
 #pragma once
 
 #include <optional>
@@ -87,9 +89,9 @@ class SingleCopy final : public Operation {
   Shards shards_;
   std::size_t element_;  // bytes
   Chooser& paths_;
-  bool is_choice_ = false;      // of this rank: both paths serve, and it is rank 0
+  bool measures_ = false;       // of this rank: both paths serve, and it is rank 0
   bool through_slots_ = false;  // as rank 0 has chosen
-  CostOf cost_;
+  CallTimer timer_;
   std::uint64_t base_;  // chunks of earlier operations, on every rank
   Stage stage_ = Stage::kArrival;
   bool must_wait_ = false;  // until all have read

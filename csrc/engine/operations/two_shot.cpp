@@ -116,12 +116,12 @@ void TwoShot::write(std::byte* slot, const std::byte* from, std::size_t bytes, N
 
 State TwoShot::end() {
   // From arrival on, so what the kind of store costs the readers counts, too.
-  if (has_written_) cost_.end(stores_, streams_, shards_.whole() * element_);
+  if (has_written_) timer_.end(stores_, streams_, shards_.whole() * element_);
   return State::kDone;
 }
 
 void TwoShot::begin() {
-  cost_.begin();
+  timer_.begin();
   base_ = group_.own().progress.combined.load(std::memory_order_relaxed);
   copy_in(0);
   stage_ = Stage::kFetch;

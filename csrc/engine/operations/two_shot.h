@@ -87,7 +87,7 @@ class TwoShot final : public Operation {
   Chooser& stores_;
   bool streams_;
   bool has_written_ = false;
-  CostOf cost_;
+  CallTimer timer_;
   std::uint64_t base_ = 0;  // chunks of earlier operations, on every rank
   std::size_t round_ = 0;   // i above
   Stage stage_ = Stage::kArrival;

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-_PAGE = 4096
+PAGE = 4096
 
 
 class Unsupported(Exception):
@@ -40,7 +40,7 @@ class Case:
     root: int
     size: int
     algorithm: str = "auto"
-    offsets: Sequence[int] = (0,)
+    offsets: Sequence[int] = (16,)
 
     @property
     def buffer(self) -> int:
@@ -116,8 +116,8 @@ class HostBuffers:
     """NumPy arrays."""
 
     def new(self, size: int, offset: int) -> Bytes:
-        raw = np.zeros(size + _PAGE, np.uint8)
-        start = (offset - raw.ctypes.data) % _PAGE
+        raw = np.zeros(size + PAGE, np.uint8)
+        start = (offset - raw.ctypes.data) % PAGE
         return raw[start : start + size]
 
     def fill(self, buffer: Bytes, initial: Bytes) -> None:

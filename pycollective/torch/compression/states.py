@@ -243,11 +243,14 @@ class State(SavedByStateDict):
         """
         if self._streams is None:
             return self._exchange_thread.call(call)
+        begun = False
         try:
             with self._streams.behind_caller(*tensors):
+                begun = True
                 return call()
         finally:
-            if tensors:  # also those that a call which fails has begun to write
+            # Also if it fails: it may have begun to write them. Not if a capture was refused.
+            if tensors and begun:
                 self._streams.join_caller()
 
     # DDP.
