@@ -261,7 +261,7 @@ class Communicator(_core.Communicator):
 
     @property
     def _leaf_reductions(self) -> LeafReductions:  # the native collectives hand over to it
-        return LeafReductions(self, self._world.planner)
+        return LeafReductions(self, self._world.planner.of_deal)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.

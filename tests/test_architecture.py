@@ -28,8 +28,7 @@ LAYERS: dict[str, set[str]] = {
     "placement": {"config", "errors"},
     "order": set(),
     "leaves": {"_core", "agree", "errors", "order", "typing"},
-    "deal": {"leaves"},  # these two are names of before, for one release
-    "accumulator": {"leaves"},
+    "deal": {"leaves"},  # a name of before, for one release
     "triton": {"errors", "order"},
     "reference": {"order"},
     "typing": set(),
@@ -156,8 +155,8 @@ def layer_of(name: str) -> str:
     return re.split(r"[./]", name)[0] if name else "__init__"
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Each imported module's dotted name, and whether a function must be called to import it."""
+def import_statements(path: Path) -> Iterator[tuple[str, str, bool]]:
+    """Each import: the module, the name taken from it or "", and whether it is in a function."""
     tree = ast.parse(path.read_text(), str(path))
     lazy = {
         id(inner)
@@ -168,14 +167,20 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name, id(node) in lazy
+                yield alias.name, "", id(node) in lazy
         elif isinstance(node, ast.ImportFrom):
             package = path.relative_to(ROOT).with_suffix("").parts[: -node.level]
             base = ".".join([*(package if node.level else ()), *filter(None, [node.module])])
-            # `from pycollective import errors` imports a module, `... import init` a name of one.
             for alias in node.names:
-                submodule = base == "pycollective" and alias.name in {*LAYERS, "_core", "_torch"}
-                yield f"{base}.{alias.name}" if submodule else base, id(node) in lazy
+                yield base, alias.name, id(node) in lazy
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Each imported module's dotted name, and whether a function must be called to import it."""
+    for base, name, lazy in import_statements(path):
+        # `from pycollective import errors` imports a module, `... import init` a name of one.
+        submodule = base == "pycollective" and name in {*LAYERS, "_core", "_torch"}
+        yield f"{base}.{name}" if submodule else base, lazy
 
 
 def allowed(rules: dict[str, set[str]], where: str) -> set[str]:
@@ -226,22 +231,15 @@ def modules_imported(path: Path, known: set[str]) -> set[str]:
     A name of a module beside it, as in ``from pycollective.bootstrap import mpi``, counts as that.
     """
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            package = path.relative_to(ROOT).with_suffix("").parts[: -node.level]
-            base = ".".join([*(package if node.level else ()), *filter(None, [node.module])])
-            names = [f"{base}.{alias.name}" for alias in node.names]
-        else:
+    for base, name, _ in import_statements(path):
+        if not below_the_package(base):
             continue
-        for name in filter(below_the_package, names):
-            parts = name.split(".")[1:]
-            for end in (len(parts), len(parts) - 1):
-                where = "/".join(parts[:end])
-                if hits := {where, f"{where}/__init__"} & known:
-                    found |= hits
-                    break
+        parts = [*base.split(".")[1:], *filter(None, [name])]
+        for end in (len(parts), len(parts) - 1):
+            where = "/".join(parts[:end])
+            if hits := {where, f"{where}/__init__"} & known:
+                found |= hits
+                break
     return found - {place(path)}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from pycollective import device_path as device_paths
 from pycollective.bootstrap import mpi, slurm
 from pycollective.bootstrap.joining import DEFAULT_TIMEOUT, connect
-from pycollective.bootstrap.options import InitOptions, hosts_of
+from pycollective.bootstrap.options import InitOptions
 from pycollective.bootstrap.rendezvous import is_full
 from pycollective.bootstrap.restarts import RESTARTS, process_identity
 from pycollective.bootstrap.store import StoreClient, StoreServer, job_secret
@@ -127,17 +127,23 @@ def init(
             return options.apply(launch.start(options))
     _refuse_to_be_alone()
     options.check_transport("one rank without a launcher", by_mpi=False)
-    options.simulated_hosts(1)
+    simulated_hosts(1, options.topology)
     return options.apply(connect(None, 0, 1, timeout, tuning=options.tuning))
 
 
-def simulated_hosts(size: int) -> tuple[int, ...]:
-    """Return the host of each of `size` ranks by PYCOLLECTIVE_TOPOLOGY; empty without it.
+def simulated_hosts(size: int, topology: str | None = None) -> tuple[int, ...]:
+    """Return the host of each of `size` ranks by a topology; empty where that is empty.
 
-    Warns: as `init`.
+    Without a topology it reads PYCOLLECTIVE_TOPOLOGY, and warns as `init` does.
     """
-    _warn_of_unknown_variables(None)
-    return hosts_of(os.environ.get(ENV_TOPOLOGY, ""), size)
+    if topology is None:
+        _warn_of_unknown_variables(None)
+        topology = os.environ.get(ENV_TOPOLOGY, "")
+    if not topology:
+        return ()
+    from pycollective.schedule import Topology
+
+    return Topology.parse(topology, size).host_of
 
 
 def _warn_of_unknown_variables(rank: int | None) -> None:
@@ -210,7 +216,7 @@ def _init_explicit(
 ) -> Communicator:
     if rank is None or size is None or (store is None and size != 1):
         raise ConfigurationError("init needs rank, size and store together, or none of them")
-    hosts = options.simulated_hosts(size)
+    hosts = simulated_hosts(size, options.topology)
     if size == 1 or not 0 <= rank < size <= MAX_RANKS:
         # Needs no store, or says what is wrong.
         return connect(store, rank, size, options.timeout, tuning=options.tuning)
@@ -270,7 +276,7 @@ class _Launch:
 
 def _start_run(options: InitOptions) -> Communicator:
     rank, size = environment_number(ENV_RANK), environment_number(ENV_SIZE)
-    hosts = options.simulated_hosts(size)
+    hosts = simulated_hosts(size, options.topology)
     address, secret = os.environ[ENV_STORE], job_secret()
     if size == 1:
         return connect(None, rank, size, options.timeout, tuning=options.tuning)
@@ -285,7 +291,7 @@ def _start_torchrun(options: InitOptions) -> Communicator:
 
     limit = timedelta(seconds=options.timeout)
     store, rank, size = next(rendezvous("env://", timeout=limit))
-    hosts = options.simulated_hosts(size)
+    hosts = simulated_hosts(size, options.topology)
     store = PrefixStore("pycollective", store)
     prefix = RESTARTS.prefix(store, rank, size, options.timeout) + _next_prefix(store, rank)
     communicator = _connect(store, rank, size, prefix, hosts, options)
@@ -313,7 +319,7 @@ def _start_without_torch(options: InitOptions) -> Communicator:
 
 def _start_slurm(options: InitOptions) -> Communicator:
     step = slurm.find_step()
-    hosts = options.simulated_hosts(step.size)
+    hosts = simulated_hosts(step.size, options.topology)
     return _meet_at(step.address, step.secret, step.server(), step.rank, step.size, hosts, options)
 
 

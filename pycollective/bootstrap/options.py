@@ -83,16 +83,3 @@ class InitOptions:
                 "transport 'gloo' meets in a store, and mpiexec has none: start the ranks with "
                 "torchrun or `pycollective run`, give rank, size and store, or leave transport out"
             )
-
-    def simulated_hosts(self, size: int) -> tuple[int, ...]:
-        """Return the host of each of `size` ranks; empty where they are to be found out."""
-        return hosts_of(self.topology, size)
-
-
-def hosts_of(topology: str, size: int) -> tuple[int, ...]:
-    """Return the host of each of `size` ranks by a topology; empty where there is none."""
-    if not topology:
-        return ()
-    from pycollective.schedule import Topology
-
-    return Topology.parse(topology, size).host_of

@@ -7,11 +7,11 @@ arguments unread, where they are given an `Accumulator` in place of an array.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,14 +21,6 @@ from pycollective.leaves.deal import Deal
 
 if TYPE_CHECKING:
     from pycollective import _core
-
-
-class Planner(Protocol):
-    """Makes the plans of a rank: `pycollective.planning.planner.Planner`."""
-
-    def of_deal(
-        self, operation: str, deal: Deal, root: int, algorithm: str, size: int
-    ) -> _core.Program | None: ...
 
 
 @dataclass(slots=True)
@@ -63,12 +55,16 @@ class LeafReductions:
 
     Args:
         comm: the communicator.
-        planner: of its rank.
+        plan_of: `Planner.of_deal` of its rank.
     """
 
-    def __init__(self, comm: _core.Communicator, planner: Planner) -> None:
+    def __init__(
+        self,
+        comm: _core.Communicator,
+        plan_of: Callable[[str, Deal, int, str, int], _core.Program | None],
+    ) -> None:
         self._comm = comm
-        self._planner = planner
+        self._plan_of = plan_of
 
     def all_reduce(
         self,
@@ -83,8 +79,19 @@ class LeafReductions:
         deal: Deal | None = None,
     ) -> Any:
         """`Communicator.all_reduce`."""
-        how = async_op, algorithm, wire, stream, divisor, deal
-        return self._run(Reduction("all_reduce", x, op, out, *how))
+        call = Reduction(
+            "all_reduce",
+            x,
+            op,
+            out,
+            async_op=async_op,
+            algorithm=algorithm,
+            wire=wire,
+            stream=stream,
+            divisor=divisor,
+            deal=deal,
+        )
+        return self._run(call)
 
     def reduce(
         self,
@@ -100,8 +107,20 @@ class LeafReductions:
         deal: Deal | None = None,
     ) -> Any:
         """`Communicator.reduce`."""
-        how = async_op, algorithm, wire, stream, divisor, deal
-        return self._run(Reduction("reduce", x, op, out, *how, root=index(root)))
+        call = Reduction(
+            "reduce",
+            x,
+            op,
+            out,
+            async_op=async_op,
+            algorithm=algorithm,
+            wire=wire,
+            stream=stream,
+            divisor=divisor,
+            deal=deal,
+            root=index(root),
+        )
+        return self._run(call)
 
     def reduce_scatter(
         self,
@@ -117,13 +136,27 @@ class LeafReductions:
         deal: Deal | None = None,
     ) -> Any:
         """`Communicator.reduce_scatter`."""
-        how = async_op, algorithm, wire, stream, divisor, deal
-        return self._run(Reduction("reduce_scatter", x, op, out, *how, counts=counts))
+        call = Reduction(
+            "reduce_scatter",
+            x,
+            op,
+            out,
+            async_op=async_op,
+            algorithm=algorithm,
+            wire=wire,
+            stream=stream,
+            divisor=divisor,
+            deal=deal,
+            counts=counts,
+        )
+        return self._run(call)
 
     def _run(self, call: Reduction) -> Any:
         comm, acc = self._comm, call.x
-        deal = self._settle(call)
-        call.program = self._planner.of_deal(
+        self._check(call)
+        call.deal = deal = _checked_deal(call, comm.rank, comm.size)
+        call.divisor = _divisor(call, deal.leaves)
+        call.program = self._plan_of(
             call.kind, deal, call.root, call.algorithm or "auto", 4 * acc.size
         )
         had_failed = comm.failure is not None
@@ -140,8 +173,8 @@ class LeafReductions:
             acc._work = result
         return result
 
-    def _settle(self, call: Reduction) -> Deal:
-        """Check the arguments; settle the divisor and the deal, which is returned."""
+    def _check(self, call: Reduction) -> None:
+        """Check the arguments, but for the deal and the divisor."""
         kind, size = call.kind, self._comm.size
         if not isinstance(call.x, Accumulator):
             raise ConfigurationError(
@@ -160,9 +193,6 @@ class LeafReductions:
             raise ConfigurationError(f"{kind}: rank {call.root} is not one of 0 to {size - 1}")
         if call.out is None and (kind != "reduce" or call.root == self._comm.rank):
             raise ConfigurationError(f"{kind}: the result of an accumulator needs an array: out=")
-        call.deal = deal = _checked_deal(call, self._comm.rank, size)
-        call.divisor = _divisor(call, deal.leaves)
-        return deal
 
 
 def _checked_deal(call: Reduction, rank: int, size: int) -> Deal:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import pycollective as pc
 from pycollective import Deal, reference
 from pycollective.agree import agree
-from tests.dealt import Case, any_case, wrong_of_each
 from tests.harness import PerRank, results, run_ranks
 from tests.inputs import order_sensitive, same_bits
 from tests.launchers import run_text
+from tests.leaves.dealt import Case, any_case, wrong_of_each
 from tests.pools import forked_beyond
 
 
@@ -331,7 +331,7 @@ def test_a_rank_that_dies_is_named(ranks):
 HOSTS = """
 import random, sys
 import pycollective as pc
-from tests.dealt import any_case, wrong_of_each
+from tests.leaves.dealt import any_case, wrong_of_each
 
 with pc.init(timeout=60) as comm:
     turns = random.Random({seed} * 64 + comm.size)
