@@ -148,9 +148,9 @@ def compare(group: Group, what: str, given: Callable[[], Given[_T]]) -> Given[_T
     mine: list[Given[_T]] = []
 
     def tell() -> tuple[int, str]:
-        told = given()
-        mine.append(told)
-        return told.digest, told.text
+        found = given()
+        mine.append(found)
+        return found.digest, found.text
 
     def check(said: list[tuple[int, str]]) -> None:
         others = [rank for rank, (digest, _) in enumerate(said) if digest != said[0][0]]
@@ -599,12 +599,13 @@ class ErrorFeedback:
 
     def _check_options(self, saved: Mapping[str, Any]) -> None:
         """Refuse options that no state has; they may be others than this one's."""
+        # Top-k had two exchanges, which held the same.
+        saved = {name: each for name, each in saved.items() if name != "exchange"}
         if saved.keys() != self._described.keys():
             differ = sorted(map(str, saved.keys() ^ self._described.keys()))
             raise ConfigurationError(f"a state of other options: {differ}")
         try:
-            # Whatever exchange top-k had: "region" is gone, and held the same.
-            of_codec = {each.name for each in fields(self._options)} & saved.keys() - {"exchange"}
+            of_codec = {each.name for each in fields(self._options)} & saved.keys()
             replace(self._options, **{name: saved[name] for name in of_codec}).checked()
             Common(saved["between"], None, saved["dense_steps"]).checked()
         except ConfigurationError as error:
@@ -614,7 +615,7 @@ class ErrorFeedback:
         """Call `given` on all ranks between the same steps, or on none; what it found."""
         self.check_open()
 
-        def told() -> Given[_T]:
+        def described() -> Given[_T]:
             self._check_between_steps(what)
             found = given()
             text = f"{found.text}: {what} after {self.steps} steps"
@@ -623,7 +624,7 @@ class ErrorFeedback:
         if not self.is_dense_for_good:
             self.groups.meet_between_steps()
         with self.groups.hearing():
-            return compare(self.groups.all, f"{self.name}.{what}", told).value
+            return compare(self.groups.all, f"{self.name}.{what}", described).value
 
     def _check_between_steps(self, what: str) -> None:
         if self.in_step():

@@ -216,8 +216,11 @@ class SparseOptions:
         check_density(self.density, self.by, self.chunk)
         return {
             "density": float(self.density),
-            **{"by": self.by, "chunk": self.chunk, "values": self.values},
-            **{"exchange": self.exchange, "warm_up": self.warm_up, "decay": float(self.decay)},
+            "by": self.by,
+            "chunk": self.chunk,
+            "values": self.values,
+            "warm_up": self.warm_up,
+            "decay": float(self.decay),
         }
 
     def make(self, groups: Groups, partition: Partition) -> TopK:

@@ -155,7 +155,7 @@ def sum_of(parts: Sequence[Sparse]) -> Sparse:
     return Sparse(places[:found], sums[:found])
 
 
-def _ranges(firsts: Numbers, counts: Numbers) -> Numbers:
+def ranges(firsts: Numbers, counts: Numbers) -> Numbers:
     """The numbers of several ranges, one after another."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if ends.size else 0
@@ -173,6 +173,8 @@ class Space:
         items: of the call.
 
     Attributes:
+        order: the messages' segments, by number, in that space's order.
+        shifts: of each segment how much larger its places are there than in its message.
         edges: of each item, where it begins in that space; one more, where all ends.
     """
 
@@ -182,13 +184,13 @@ class Space:
         starts = np.concatenate([each.starts for each in self.messages])
         sizes = np.concatenate([each.stops - each.starts for each in self.messages])
         self._bounds = np.cumsum([0, *(each.items.size for each in self.messages)])
-        self._order = np.lexsort((starts, numbers))
-        self._segments = np.concatenate([[0], np.cumsum(sizes[self._order])])
+        self.order = np.lexsort((starts, numbers))
+        self._segments = np.concatenate([[0], np.cumsum(sizes[self.order])])
         begins = np.empty_like(starts)
-        begins[self._order] = self._segments[:-1]
+        begins[self.order] = self._segments[:-1]
         offsets = np.concatenate([each.offsets[:-1] for each in self.messages])
-        self._shifts = begins - offsets
-        firsts = np.searchsorted(numbers[self._order], np.arange(items + 1))
+        self.shifts = begins - offsets
+        firsts = np.searchsorted(numbers[self.order], np.arange(items + 1))
         self.edges: Numbers = self._segments[firsts]
 
     def longest(self, dtype: np.dtype[Any]) -> int:
@@ -210,19 +212,19 @@ class Space:
             counts.append(np.where(without[of.items], 0, np.diff(edges)))
             firsts.append(edges[:-1] + at)
             at += part.places.size
-        count = np.concatenate(counts)[self._order]
-        index = _ranges(np.concatenate(firsts)[self._order], count)
+        count = np.concatenate(counts)[self.order]
+        index = ranges(np.concatenate(firsts)[self.order], count)
         places = np.concatenate([each.places for each in parts])[index]
         values = np.concatenate([each.values for each in parts])[index]
-        return places + np.repeat(self._shifts[self._order], count), values
+        return places + np.repeat(self.shifts[self.order], count), values
 
     def split(self, places: Numbers, values: NDArray[Any]) -> list[Sparse]:
         """The inverse: the elements of each message, in its own space."""
         edges = np.searchsorted(places, self._segments)
-        firsts, counts = np.empty_like(self._order), np.empty_like(self._order)
-        firsts[self._order], counts[self._order] = edges[:-1], np.diff(edges)
-        index = _ranges(firsts, counts)
-        inside = (places[index] - np.repeat(self._shifts, counts)).astype(np.uint32)
+        firsts, counts = np.empty_like(self.order), np.empty_like(self.order)
+        firsts[self.order], counts[self.order] = edges[:-1], np.diff(edges)
+        index = ranges(firsts, counts)
+        inside = (places[index] - np.repeat(self.shifts, counts)).astype(np.uint32)
         sent = values[index]
         ends = np.concatenate([[0], np.cumsum(counts)])[self._bounds]
         return [
@@ -240,21 +242,6 @@ class Space:
             for n, count in enumerate(counts)
             if count
         ]
-
-
-@dataclass(frozen=True)
-class Segments:
-    """The parts of a local shard, each of one parameter and one owner, by parameter and start.
-
-    Attributes:
-        bounds: where each begins in the local shard's places; one more, where the last ends.
-        items: of each which parameter it is of.
-        owners: of each the host that owns it.
-    """
-
-    bounds: Numbers
-    items: Numbers
-    owners: Numbers
 
 
 class Layout:
@@ -282,17 +269,6 @@ class Layout:
         return [
             Message.of(*self._shards.host(shard, host), self._shards.uncompressed) for host in every
         ]
-
-    def segments(self, shard: int) -> Segments:
-        """Those of a local shard."""
-        every = self._of_hosts(shard)
-        items = np.concatenate([of.items for of in every])
-        starts = np.concatenate([of.starts for of in every])
-        sizes = np.concatenate([of.stops - of.starts for of in every])
-        owners = np.repeat(np.arange(len(every)), [of.items.size for of in every])
-        ordered = np.lexsort((starts, items))
-        bounds = np.concatenate([[0], np.cumsum(sizes[ordered])])
-        return Segments(bounds, items[ordered], owners[ordered])
 
     @cached_property
     def local_shards(self) -> Space:

@@ -31,7 +31,6 @@ OTHERS = {
     "density": ("top_k", SHAPES, {"density": 0.02}),
     "by": ("top_k", SHAPES, {"by": "chunk"}),
     "values": ("top_k", SHAPES, {"values": "float16"}),
-    "exchange": ("top_k", SHAPES, {"exchange": "gather"}),
     "warm_up": ("top_k", SHAPES, {"warm_up": 3}),
     "decay": ("top_k", SHAPES, {"decay": 0.9}),
     "shape": ("one_bit", {**SHAPES, "w": (100, 70)}, {}),
@@ -93,6 +92,16 @@ def test_ranks_that_make_different_states_are_told_before_there_are_groups(face,
         assert "rank(s) [2]" in said
         assert taken < SOON
         assert groups == 0
+
+
+def made_of_the_same(comm, face):
+    exchange = "gather" if comm.rank == 2 else "auto"
+    state_of(comm, face, "top_k", None, exchange=exchange).close()
+    return "made"
+
+
+def test_the_names_of_the_one_exchange_are_the_same(face):
+    assert face(made_of_the_same) == ["made"] * 4
 
 
 def made_wrongly(comm, face, what, everywhere):

@@ -61,7 +61,11 @@ def test_the_next_step_is_bit_identical_after_a_round_trip(pool, kind, host_of):
 
 # What a state of four ranks on two hosts saved before the first release.
 BEFORE = {
-    **{"version": 1, "steps": 2, "loss_scale": 2.0, "ranks": 4, "hosts": 2},
+    "version": 1,
+    "steps": 2,
+    "loss_scale": 2.0,
+    "ranks": 4,
+    "hosts": 2,
     "codec": {"codec": "one_bit", "chunk": 64, "between": "hosts", "dense_steps": 0},
     "residuals": {
         "worker": {
@@ -70,7 +74,8 @@ BEFORE = {
         "server": {"w": np.array([-0.75, -3, -0.5, 1, 1, 1], np.float32)},
     },
     "undelivered": {"w": np.array([0, 0, 3, 0, 0, 0], np.float32)},
-    **{"whole": ["w"], "sharded": []},
+    "whole": ["w"],
+    "sharded": [],
 }
 
 

@@ -24,7 +24,8 @@ def average(
     """Start the contract's average of a tensor over a group of any backend, in place.
 
     Args:
-        tensor: as `ordered.all_reduce` takes it; over the backend pycollective, as that does.
+        tensor: one that `ordered.all_reduce` accepts, or, if the backend is pycollective, one that
+            `dist.all_reduce` accepts.
         group: None for the default group.
 
     Returns:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from pycollective.compression.groups import Groups
 from pycollective.compression.partition import Numbers, Partition
 from pycollective.compression.residuals import Residuals
 from pycollective.compression.sparse import SparseOptions, count_of
-from pycollective.compression.sparse_layout import Layout, Message
+from pycollective.compression.sparse_layout import Layout, Message, ranges
 from pycollective.errors import ConfigurationError
 from pycollective.torch.compression.devices.exchanges import exchange, gather
 from pycollective.torch.compression.devices.headers import Headers, upload
@@ -121,13 +120,14 @@ class _Plan:
         shards: messages about each local shard.
         wanted: of each compressed parameter how many elements a host sends.
         before: see `thresholds`.
+        to_owners: the messages of `reduce_scatter`, once it has been called.
     """
 
     def __init__(self, codec: DeviceTopK, bucket: Bucket, density: float) -> None:
         local, layout = codec.groups.local, Layout(bucket)
         counts = [item.flat.count for item in bucket.items]
         self.numbers = [n for n, item in enumerate(bucket.items) if not item.uncompressed]
-        self.shards = [codec.room(counts, of, density) for of in layout.local_shards.messages]
+        self.shards = [codec.message(counts, of, density) for of in layout.local_shards.messages]
         wanted = [count_of(density, counts[n]) for n in self.numbers]
         self.wanted = upload(np.array(wanted, np.int64), codec.device)
         each = -(-len(wanted) // local.size)
@@ -138,47 +138,32 @@ class _Plan:
         mine = begins[:, local.rank * each :][:, :each]
         before = (mine[:, None] >= 0) & (mine[:, None] < mine[None])
         self.before = upload(before, codec.device)
-        self.bytes = max(room.bytes for room in self.shards)
-        self._of = codec, layout, counts, density  # not the bucket, which has the gradients
-
-    @cached_property
-    def to_owners(self) -> _ToOwners:
-        """The messages of this rank to owners."""
-        return _ToOwners(*self._of)
+        self.bytes = max(message.bytes for message in self.shards)
+        self.to_owners: _ToOwners | None = None
 
 
 class _ToOwners:
     """The same of messages to owners, in which segments have as many entries as they can have.
 
     Attributes:
-        rooms: what each host gets.
+        messages: what each host gets.
         bytes: how long each of these messages is.
         index: of their entries, one message after another, which of the local shard's each is.
         shifts: how much larger its place is there.
         counts: how many each message has, int64.
     """
 
-    def __init__(
-        self, codec: DeviceTopK, layout: Layout, sizes: Sequence[int], density: float
-    ) -> None:
-        shard = codec.groups.hosts.shard
-        assert shard is not None
-        device = codec.device
-        segments = layout.segments(shard)
-        self.rooms = [codec.room(sizes, of, density) for of in layout.own_host_shards.messages]
-        self.bytes = max(room.bytes for room in self.rooms)
-        counts = np.zeros(len(segments.items), np.int64)
-        shifts = np.zeros(len(segments.items), np.int64)
-        for host, room in enumerate(self.rooms):
-            theirs = segments.owners == host
-            counts[theirs] = room.counts
-            shifts[theirs] = segments.bounds[:-1][theirs] - room.of.offsets[:-1]
-        firsts = np.cumsum(counts) - counts
-        ordered = np.argsort(segments.owners, kind="stable")
-        spans = [np.arange(firsts[at], firsts[at] + counts[at]) for at in ordered]
-        self.index = upload(np.concatenate([np.empty(0, np.int64), *spans]), device)
-        self.shifts = upload(np.repeat(shifts[ordered], counts[ordered]), device)
-        self.counts = upload(np.array([room.capacity for room in self.rooms]), device)
+    def __init__(self, codec: DeviceTopK, bucket: Bucket, density: float) -> None:
+        sizes = [item.flat.count for item in bucket.items]
+        space, device = Layout(bucket).own_host_shards, codec.device
+        self.messages = [codec.message(sizes, of, density) for of in space.messages]
+        self.bytes = max(message.bytes for message in self.messages)
+        counts = np.array([n for message in self.messages for n in message.counts], np.int64)
+        firsts = np.empty_like(counts)
+        firsts[space.order] = np.cumsum(counts[space.order]) - counts[space.order]
+        self.index = upload(ranges(firsts, counts), device)
+        self.shifts = upload(np.repeat(space.shifts, counts), device)
+        self.counts = upload(np.array([message.capacity for message in self.messages]), device)
 
     def split(self, entries: Any) -> list[Any]:
         """The entries of each message, in its own places; none where there are not all.
@@ -188,7 +173,7 @@ class _ToOwners:
         places = (entries.places[self.index] - self.shifts).to(torch.int32)
         values = entries.values[self.index]
         counts = self.counts * (entries.count == len(self.index))
-        sizes = [room.capacity for room in self.rooms]
+        sizes = [message.capacity for message in self.messages]
         return [
             entries._replace(places=inside, values=sent, count=count)
             for inside, sent, count in zip(
@@ -234,18 +219,18 @@ class DeviceTopK:
         chosen, bad = self._choose(bucket, own, density)
         found, sent = self._zeros(hosts.count * plan.bytes), 0
         if groups.across is not None:
-            messages, sent = self._gather(bucket, plan, own, chosen, bad, headers)
-            found[: messages.numel()] = messages.view(-1)
+            came, sent = self._gather(bucket, plan, own, chosen, bad, headers)
+            found[: came.numel()] = came.view(-1)
         every = gather(groups.local, found)
         finite = []
-        for shard, room in enumerate(plan.shards):
-            messages = every[shard, : hosts.count * room.bytes].view(hosts.count, room.bytes)
-            headers.compare(messages, hosts.across(shard))
-            all_zero = headers.all_zero(messages)
+        for shard, message in enumerate(plan.shards):
+            came = every[shard, : hosts.count * message.bytes].view(hosts.count, message.bytes)
+            headers.compare(came, hosts.across(shard))
+            all_zero = headers.all_zero(came)
             if shard == hosts.shard:
                 skip_updates(self.residuals.values(), bucket, all_zero, headers.findings)
-            rows = self._read(room, messages, all_zero, headers)
-            finite.append(self._write(room, messages, rows, lambda n: bucket.items[n].flat))
+            sums = self._read(message, came, all_zero, headers)
+            finite.append(self._write(message, came, sums, lambda n: bucket.items[n].flat))
         bad = headers.bad | ~torch.stack(finite).all()
         return DeviceOutcome(None, sent, bad, headers.differs, headers.findings)
 
@@ -262,59 +247,46 @@ class DeviceTopK:
         across, hosts = self.groups.across, self.groups.hosts
         assert across is not None
         assert hosts.shard is not None
-        room = plan.shards[hosts.shard]
+        message = plan.shards[hosts.shard]
         header = headers.row(bad, are_zero(own))
-        message = self._message(room, header, _uncompressed(bucket, room, own, hosts.shard), chosen)
-        return gather(across, message), (hosts.count - 1) * room.bytes
-
-    def _send_to_owners(
-        self,
-        bucket: Bucket,
-        plan: _Plan,
-        own: Sequence[torch.Tensor],
-        chosen: Any,
-        bad: torch.Tensor,
-        headers: Headers,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Send to each host what it owns.
-
-        Returns:
-            What came from each host of what this rank owns; and for each parameter whether it is
-            all zero on every host.
-        """
-        across, hosts, to = self.groups.across, self.groups.hosts, plan.to_owners
-        assert across is not None
-        assert hosts.shard is not None
-        header = headers.row(bad, are_zero(own))
-        messages = self._zeros(hosts.count * to.bytes).view(hosts.count, -1)
-        for room, row, part in zip(to.rooms, messages, to.split(chosen), strict=True):
-            uncompressed = _uncompressed(bucket, room, own, hosts.shard)
-            row[: room.bytes] = self._message(room, header, uncompressed, part)
-        came = exchange(across, messages)
-        headers.compare(came, hosts.across(hosts.shard))
-        all_zero = headers.all_zero(came)
-        skip_updates(self.residuals.values(), bucket, all_zero, headers.findings)
-        return came[:, : to.rooms[hosts.own].bytes], all_zero
+        uncompressed = _uncompressed(bucket, message, own, hosts.shard)
+        row = self._packed(message, header, uncompressed, chosen)
+        return gather(across, row), (hosts.count - 1) * message.bytes
 
     def reduce_scatter(
         self, items: list[Item], agreement: Agreement, steps: int, out: Flat
     ) -> DeviceOutcome:
         """Average what this rank owns: to each host goes what it owns."""
-        hosts, density = self.groups.hosts, self._options.density_after(steps)
+        across, hosts = self.groups.across, self.groups.hosts
+        assert across is not None
+        assert hosts.shard is not None
+        density = self._options.density_after(steps)
         bucket = Bucket(items, self._partition)
         plan = self._plan(bucket, density)
+        if plan.to_owners is None:
+            plan.to_owners = _ToOwners(self, bucket, density)
+        to = plan.to_owners
         headers = Headers(agreement, len(items), self.device)
         own = host_sums(bucket, self.groups, headers)
         chosen, bad = self._choose(bucket, own, density)
-        came, all_zero = self._send_to_owners(bucket, plan, own, chosen, bad, headers)
-        room = plan.to_owners.rooms[hosts.own]
-        rows = self._read(room, came, all_zero, headers)
-        finite = self._write(room, came, rows, lambda _: out)
-        sent = (hosts.count - 1) * plan.to_owners.bytes
+        header = headers.row(bad, are_zero(own))
+        rows = self._zeros(hosts.count * to.bytes).view(hosts.count, -1)
+        for message, row, part in zip(to.messages, rows, to.split(chosen), strict=True):
+            uncompressed = _uncompressed(bucket, message, own, hosts.shard)
+            row[: message.bytes] = self._packed(message, header, uncompressed, part)
+        came = exchange(across, rows)
+        headers.compare(came, hosts.across(hosts.shard))
+        all_zero = headers.all_zero(came)
+        skip_updates(self.residuals.values(), bucket, all_zero, headers.findings)
+        owned = to.messages[hosts.own]
+        came = came[:, : owned.bytes]
+        sums = self._read(owned, came, all_zero, headers)
+        finite = self._write(owned, came, sums, lambda _: out)
+        sent = (hosts.count - 1) * to.bytes
         bad = headers.bad | ~finite
         return DeviceOutcome(None, sent, bad, headers.differs, headers.findings)
 
-    def room(self, counts: Sequence[int], of: Message, density: float) -> _FixedMessage:
+    def message(self, counts: Sequence[int], of: Message, density: float) -> _FixedMessage:
         """Messages about these segments of parameters of so many elements."""
         sizes = zip(of.items.tolist(), (of.stops - of.starts).tolist(), strict=True)
         most = [self._most(counts[n], size, density) for n, size in sizes]
@@ -392,54 +364,54 @@ class DeviceTopK:
             yield x, held, left, place
             place += x.numel()
 
-    def _message(
+    def _packed(
         self,
-        room: _FixedMessage,
+        message: _FixedMessage,
         header: torch.Tensor,
         uncompressed: Sequence[torch.Tensor],
         entries: Any,
     ) -> torch.Tensor:
-        """A message.
+        """A message, as bytes.
 
         Args:
-            room: of it.
+            message: what it is about.
             header: as bytes.
             uncompressed: the small parameters' elements, fp32.
             entries: of the others.
         """
-        message = self._zeros(room.bytes)
-        message[: len(header)] = header
+        row = self._zeros(message.bytes)
+        row[: len(header)] = header
         if uncompressed:
             numbers = torch.cat(list(uncompressed)).view(torch.uint8)
-            message[room.of.uncompressed_at : room.tail_at] = numbers
+            row[message.of.uncompressed_at : message.tail_at] = numbers
         length = torch.empty(1, dtype=torch.int64, device=self.device)
-        kernels().index_packing.write(entries, room.of.size, message[room.tail_at :], length)
-        return message
+        kernels().index_packing.write(entries, message.of.size, row[message.tail_at :], length)
+        return row
 
     def _read(
-        self, room: _FixedMessage, messages: torch.Tensor, all_zero: torch.Tensor, headers: Headers
+        self, message: _FixedMessage, came: torch.Tensor, all_zero: torch.Tensor, headers: Headers
     ) -> Any:
         """The entries of messages, to be added up; None of those about no compressed parameter.
 
         What is all zero everywhere has the value 0.
         """
-        if not room.of.size:
+        if not message.of.size:
             return None
-        modules, hosts = kernels(), len(messages)
-        tails = messages[:, room.tail_at :]
+        modules, hosts = kernels(), len(came)
+        tails = came[:, message.tail_at :]
         shifts = torch.arange(0, 32, 8, device=self.device)
         words = (tails[:, :8].to(torch.int64).view(hosts, 2, 4) << shifts).sum(2)
         lengths = 8 + words[:, 1] + words[:, 0] * self._values.itemsize
         flags = torch.zeros(1, dtype=torch.int32, device=self.device)
         read = []
         for tail, length in zip(tails, lengths.split(1), strict=True):
-            entries = modules.top_k.Entries.empty(room.capacity, torch.float32, self.device)
-            modules.index_packing.read(tail, length, room.of.size, self._values, entries, flags)
+            entries = modules.top_k.Entries.empty(message.capacity, torch.float32, self.device)
+            modules.index_packing.read(tail, length, message.of.size, self._values, entries, flags)
             read.append(entries)
         headers.refuse((flags & 1).bool())
-        rows = modules.sparse_sums.mark(read, room.of.size)
+        rows = modules.sparse_sums.mark(read, message.of.size)
         places = torch.stack([self._in_use(entries) for entries in read])
-        rows.values.masked_fill_(all_zero[room.bounds.items][room.bounds.within(places)], 0)
+        rows.values.masked_fill_(all_zero[message.bounds.items][message.bounds.within(places)], 0)
         return rows
 
     def _in_use(self, entries: Any) -> torch.Tensor:
@@ -448,20 +420,20 @@ class DeviceTopK:
         return torch.where(number < entries.count, entries.places.to(torch.int64) & _MASK, _SPACE)
 
     def _write(
-        self, room: _FixedMessage, messages: torch.Tensor, rows: Any, target: Callable[[int], Flat]
+        self, message: _FixedMessage, came: torch.Tensor, rows: Any, target: Callable[[int], Flat]
     ) -> torch.Tensor:
         """Write the averages of what messages are about; whether they are finite: () of bool.
 
         Args:
-            room: of the messages.
-            messages: with the small parameters' elements.
+            message: what they are about.
+            came: with the small parameters' elements.
             rows: with the others' entries.
             target: of each parameter.
         """
-        of, ranks = room.of, self.groups.hosts.ranks
+        of, ranks = message.of, self.groups.hosts.ranks
         finite = []
         if of.uncompressed:
-            mean = uncompressed_mean([messages[:, of.uncompressed_at : room.tail_at]], ranks)
+            mean = uncompressed_mean([came[:, of.uncompressed_at : message.tail_at]], ranks)
             finite.append(torch.isfinite(mean).all())
             sizes = [stop - start for _, start, stop in of.uncompressed]
             for (number, start, stop), part in zip(of.uncompressed, mean.split(sizes), strict=True):
@@ -486,11 +458,11 @@ class DeviceTopK:
 
 
 def _uncompressed(
-    bucket: Bucket, room: _FixedMessage, own: Sequence[torch.Tensor], shard: int
+    bucket: Bucket, message: _FixedMessage, own: Sequence[torch.Tensor], shard: int
 ) -> list[torch.Tensor]:
     """The elements of small parameters that a message has, of a host's sums, in fp32."""
     found = []
-    for number, start, stop in room.of.uncompressed:
+    for number, start, stop in message.of.uncompressed:
         first = bucket.local_shards[number][shard][0]
         found.append(own[number][start - first : stop - first].to(torch.float32))
     return found
