@@ -31,8 +31,16 @@ HEAVIEST = [
 ]
 
 
-@pytest.mark.parametrize("architecture", [80, 90, 100])
-@pytest.mark.parametrize(("n", "most"), [(8, 144), pytest.param(2, 64, marks=pytest.mark.storm)])
+@pytest.mark.parametrize(
+    ("n", "most", "architecture"),
+    [
+        (8, 144, 90),
+        *(
+            pytest.param(*each, marks=pytest.mark.storm)
+            for each in [(8, 144, 80), (8, 144, 100), (2, 64, 80), (2, 64, 90), (2, 64, 100)]
+        ),
+    ],
+)
 def test_registers_of_few_leaves(tmp_path, record_property, n, most, architecture):
     """A multiprocessor has 65,536 for its threads, which are 1,536 or 2,048 at most."""
     for dtype, op in HEAVIEST:
