@@ -16,11 +16,9 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from triton._utils import validate_block_shape
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
-from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
@@ -85,61 +83,12 @@ def _scanned(scan: interpreter.ScanOps, inputs: Sequence[Any]) -> list[Any]:
     return list(map(scan.to_tensor, ends, kinds))
 
 
-# Triton makes a type and a shape anew for each operation, which took half of a launch's time. The
-# next four give what Triton's own do, and make each shape once.
-
-
-@functools.cache
-def _shape(sizes: tuple[int, ...]) -> tuple[tl.tuple, int, tl.tuple, tl.constexpr]:
-    """What a type of this shape holds, and a tensor: its sizes and its number of elements."""
-    count = validate_block_shape(sizes)
-    constants = tl.tuple([tl.constexpr(size) for size in sizes])
-    return tl.tuple(sizes), count, constants, tl.constexpr(count)
-
-
-def _make_type(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
-    sizes = tuple(x.value if isinstance(x, tl.constexpr) else x for x in shape)
-    assert sizes  # a type without dimensions is no block
-    self.element_ty = element_ty
-    self.shape, self.numel, *_ = _shape(sizes)
-    self.name = f"<{sizes}, {element_ty}>"
-
-
-def _make_tensor(self: tl.tensor, handle: Any, of: tl.dtype) -> None:
-    self.handle, self.type, self.dtype = handle, of, of.scalar
-    _, _, self.shape, self.numel = _shape(tuple(of.shape.values) if of.is_block() else ())
-
-
-def _broadcast(
-    semantic: TritonSemantic[Any], lhs: tl.tensor, rhs: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
-    return (lhs, rhs) if lhs.shape is rhs.shape else _BROADCAST(semantic, lhs, rhs)
-
-
-def _nothing(*_: Any) -> None:
-    pass
-
-
-def _numpy_type(of: tl.dtype) -> np.dtype[Any]:
-    return np.dtype(np.uint64) if of.scalar.is_ptr() else _numpy_scalar(of.scalar)
-
-
-_BROADCAST = TritonSemantic.broadcast_impl_value
-_numpy_scalar = functools.cache(interpreter._get_np_dtype)
-
-
 def _run(function: interpreter.InterpretedFunction, *args: Any, **more: Any) -> None:
-    """A launch, while which these parts of Triton are those above."""
+    """A launch, while which Triton's own functions, calls and scans are those above."""
     with (
         mock.patch.object(JITFunction, "__call__", _interpreted),
         mock.patch.object(interpreter.InterpretedFunction, "__call__", _called),
         mock.patch.object(interpreter.ScanOps, "generic_scan", _scanned),
-        mock.patch.object(tl.block_type, "__init__", _make_type),
-        mock.patch.object(tl.tensor, "__init__", _make_tensor),
-        mock.patch.object(TritonSemantic, "broadcast_impl_value", _broadcast),
-        # It makes ten tensors to look for an overflow, and asserts nothing outside of `debug`.
-        mock.patch.object(TritonSemantic, "binary_op_sanitize_overflow_impl", _nothing),
-        mock.patch.object(interpreter, "_get_np_dtype", _numpy_type),
     ):
         patched = interpreter._patch_lang(tl.standard.sum.fn)  # for all of Triton's own functions
         try:
