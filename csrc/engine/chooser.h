@@ -2,8 +2,8 @@
 //
 // What is fast differs between processors, and the host of a virtual machine may move its cores at
 // any time: a broadcast of 1 MiB through slots takes ten times as long by plain stores as by
-// streaming ones where caches are far, and an all-to-all twice as long by streaming ones where they
-// are near. No bit depends on the way.
+// streaming ones where caches are far, and an all-to-all of 256 KiB twice as long by streaming ones
+// where they are near. No bit depends on the way.
 //
 // Now and then two calls go the other way: a probe. If the better of the two cost clearly less than
 // the best of the last five calls, the other way is taken from then on. A probe comes

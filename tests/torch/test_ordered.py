@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from pycollective import CollectiveMismatch, ConfigurationError, reference
 from pycollective.torch import ordered
+from pycollective.torch import streams as torch_streams
 from pycollective.torch.ordered import calls, header, messages, plain, reduction
 from pycollective.torch.streams import Streams
 from tests.harness import PerRank, results, run_ranks
@@ -664,6 +665,19 @@ def test_a_stream_runs_behind_the_callers_unless_that_captures(capturing):
     with streams.behind_caller():
         module.current_stream.assert_called_once_with(torch.device("cuda", 1))
     module.Stream.return_value.wait_stream.assert_called_once()
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_callers_stream_waits_for_a_call_that_fails_and_not_for_a_refused_capture(capturing):
+    module = mock.MagicMock(**{"is_current_stream_capturing.return_value": capturing})
+    cpu = torch.device("cpu")  # of the future, which needs a real device
+    with mock.patch.object(torch, "get_device_module", return_value=module):
+        streams = Streams(torch.device("cuda", 1), "ordered")
+    fails = mock.Mock(side_effect=KeyError)
+    with pytest.raises(ConfigurationError if capturing else KeyError):
+        torch_streams.issue(streams, cpu, fails, None, [])
+    assert fails.called is not capturing
+    assert module.current_stream.return_value.wait_stream.called is not capturing
 
 
 def own_messages(comm, backend):
