@@ -4,12 +4,14 @@ A *segment* is a part of one parameter that lies side by side in memory, and in 
 has a row of int64 for each, with the columns below; kernels of CPUs and of GPUs take the same.
 Addresses are of memory that the caller keeps, and has looked at: kernels trust them.
 
-What a call finds is in an array of int32, `found`, which all its kernels are given:
+What a call finds is in an array of int32, `found`, which all its kernels are given. Of a call about
+n parameters:
 
-    [BAD]               1 where something is not finite, or ranks differ: results are NaN
-    [DIFFERS]           1 where a message does not fit, or cannot be read
-    [NONZERO + item]    1 where this rank's part of a parameter's gradient is not all zero
-    [NONZERO + n + item]   1 where all hosts' parts are all zero (n: parameters of the call)
+    [BAD]                  1 where something is not finite, or ranks differ: results are NaN
+    [DIFFERS]              1 where a message does not fit, or cannot be read
+    [NONZERO + item]       1 where this rank's part of a parameter's gradient is not all zero
+    [zero_at(n) + item]    1 where all hosts' parts are all zero
+    [unused_at(n) + item]  1 where an average is all zero, to which an error was to be added
 
 Behind these lie the headers that came, for the host to look at.
 """
@@ -39,6 +41,11 @@ def zero_at(items: int) -> int:
     return NONZERO + items
 
 
+def unused_at(items: int) -> int:
+    """Where the averages that are all zero begin in `found`."""
+    return NONZERO + 2 * items
+
+
 def heads_at(items: int) -> int:
     """Where the headers that came begin in the bytes of `found`."""
-    return 4 * (NONZERO + 2 * items)
+    return 4 * (NONZERO + 3 * items)

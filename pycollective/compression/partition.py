@@ -21,14 +21,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pycollective.compression.arrays import Item, Readable, Window
+from pycollective.compression.arrays import Flat, Item, Numbers, Window
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
 
 Range = tuple[int, int]
-Numbers = NDArray[np.int64]
 # What decides the number of elements to a scale, or to a chunk that is picked from.
 MOST_CHUNK = 1 << 16
 
@@ -176,7 +174,7 @@ class Partition:
                 "rank for a host"
             )
 
-    def scatter(self, name: str, x: Readable, uncompressed: bool) -> list[Item]:
+    def scatter(self, name: str, x: Flat, uncompressed: bool) -> list[Item]:
         """A parameter's items in reduce_scatter, one for each rank that gets the average of it."""
         count = x.count // self.hosts.ranks
         return [

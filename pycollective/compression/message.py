@@ -1,0 +1,243 @@
+"""What ranks tell each other about a call, in the headers of its messages (docs/wire.md).
+
+A header has 24 bytes, little-endian: a digest of what ranks must agree on (8), the loss scale (4),
+flags (4), the number of parameters (4), zero (4). A bit a parameter follows, padded to bytes: 1
+where the sender's part of its gradient is all zero.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective.compression.groups import Group
+from pycollective.compression.kernels import Kernels
+from pycollective.errors import CollectiveMismatch
+from pycollective.segments import BAD, DIFFERS, heads_at, zero_at
+
+_FIELDS = struct.Struct("<QfIII")
+Found = NDArray[np.int32]
+Numbers = NDArray[np.int64]
+
+
+def header_bytes(items: int) -> int:
+    """How long the header of a message about so many parameters is."""
+    return _FIELDS.size + -(-items // 8)
+
+
+def digest_of(told: Any) -> int:
+    """64 bits of whatever JSON can say."""
+    text = json.dumps(told)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Agreement(NamedTuple):
+    """What all messages of a call say, so that ranks that differ find out.
+
+    Attributes:
+        digest: of the parameters and of how they are compressed, 64 bits.
+        scale: the loss scale.
+        items: how many parameters the messages are about.
+    """
+
+    digest: int
+    scale: float
+    items: int
+
+    def plain(self) -> NDArray[np.uint8]:
+        """A header that says nothing but this."""
+        head = np.zeros(header_bytes(self.items), np.uint8)
+        fields = _FIELDS.pack(self.digest, self.scale, 0, self.items, 0)
+        head[: _FIELDS.size] = np.frombuffer(fields, np.uint8)
+        return head
+
+    def check(self, head: NDArray[np.uint8], sender: int) -> None:
+        """Refuse a header from rank `sender` that says something else.
+
+        Raises:
+            CollectiveMismatch: it is about other parameters, or compressed in another way.
+        """
+        digest, scale, _, items, _ = _FIELDS.unpack_from(head.data)
+        if (digest, items) != (self.digest, self.items):
+            raise CollectiveMismatch(
+                f"compressed exchange: rank {sender} sends other parameters, or compresses them in "
+                "another way; all ranks must make the same calls in the same order"
+            )
+        if scale != self.scale:
+            raise CollectiveMismatch(
+                f"compressed exchange: rank {sender} has the loss scale {scale:g}, this rank "
+                f"{self.scale:g}"
+            )
+
+
+class Learning(Protocol):
+    """When the host learns what a call has found.
+
+    Attributes:
+        at_once: whether it may look at any time; else when the next step begins.
+    """
+
+    at_once: bool
+
+    def send(self, found: Any, what: str) -> Callable[[], Found]:
+        """Start bringing what a call has found to the host.
+
+        Args:
+            found: of the call.
+            what: the call is, in errors.
+
+        Returns:
+            What waits for it, and returns it; it may be called again.
+        """
+        ...
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Within it the host does what follows from what was found."""
+        ...
+
+    def finish(self, what: str) -> None:
+        """Wait until all calls have ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Headers that came: where they are in what was found, and whose they are."""
+
+    at: int
+    senders: Sequence[int]
+
+
+class Call:
+    """One call, and what this rank finds in it.
+
+    A rank that has read what does not fit sends damaged digests from then on. So all ranks find
+    out, though no host may look before the call has ended.
+
+    Args:
+        kernels: that make it.
+        learning: when the host learns.
+        agreement: what all its messages say.
+        heads: how many headers will be read.
+        sizes: of its messages, bytes.
+        items: parameters of the call, where its messages do not name all.
+        ranks: whose verdicts `hear` will gather; 0: none.
+
+    Attributes:
+        agreement: as given.
+        found: see `pycollective.segments`.
+        messages: of these sizes, bytes that are zero.
+        sent: bytes that this rank handed over for other hosts; None for a dense call, whose bytes
+            are the backend's affair.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        learning: Learning,
+        agreement: Agreement,
+        heads: int,
+        sizes: Sequence[int] = (),
+        items: int | None = None,
+        ranks: int = 0,
+    ) -> None:
+        self._kernels, self._learning, self.agreement = kernels, learning, agreement
+        self._items = agreement.items if items is None else items
+        self._header = header_bytes(agreement.items)
+        self._next = heads_at(self._items)
+        self._told_at = -(-(self._next + heads * self._header) // 4)
+        self._told_by = 0
+        self.found, self.messages = kernels.memory(self._told_at + 2 * ranks, sizes)
+        self._heads: list[_Heads] = []
+        self._came: list[tuple[Any, Numbers, int]] = []
+        self.sent: int | None = None
+
+    def note(self, buffer: Any, offsets: Numbers, senders: Sequence[int]) -> None:
+        """Let the next `headers` read those of messages.
+
+        Args:
+            buffer: bytes that hold them, flat.
+            offsets: where each begins.
+            senders: whose they are.
+        """
+        self._came.append((buffer, offsets, self._next))
+        self._heads.append(_Heads(self._next, senders))
+        self._next += len(offsets) * self._header
+
+    def headers(self, write: Any = None, means: bool = False) -> None:
+        """Read the headers that were noted, and begin messages with one that says what is found.
+
+        Args:
+            write: messages, (rows, bytes); None: read only.
+            means: whether the last headers that were noted are of all hosts: what all of them call
+                zero is found to be, and `write` is told that.
+
+        Raises:
+            CollectiveMismatch: ranks differ, and the host looks at once.
+        """
+        self._kernels.headers(self.found, self.agreement, self._came, write, means)
+        self._came = []
+        if self._learning.at_once:
+            self.check(self.found)
+
+    def hear(self, group: Group) -> None:
+        """Find what any rank of a group has found: whether all is finite, and whether ranks differ.
+
+        Raises:
+            CollectiveMismatch: this rank has read what does not fit, and the host looks at once.
+        """
+        if self._learning.at_once:
+            self.check(self.found)
+        rows = group.all_gather(self._kernels.verdict(self.found))
+        self._kernels.join(self.found, rows, self._told_at)
+        self._told_by = group.size
+
+    def check(self, found: Found) -> bool:
+        """Whether all was finite.
+
+        Args:
+            found: `found`, on the host.
+
+        Raises:
+            CollectiveMismatch: ranks differ, or a message was damaged.
+        """
+        if found[DIFFERS]:
+            told = found.view(np.uint8)
+            for heads in self._heads:
+                for row, sender in enumerate(heads.senders):
+                    at = heads.at + row * self._header
+                    self.agreement.check(told[at : at + self._header], sender)
+            ends = self._told_at + 2 * self._told_by
+            if ranks := np.flatnonzero(found[self._told_at + DIFFERS : ends : 2]).tolist():
+                raise CollectiveMismatch(
+                    f"compressed exchange: rank(s) {ranks} have read what does not fit"
+                )
+            raise CollectiveMismatch("compressed exchange: a damaged message")
+        return not found[BAD]
+
+    def all_zero(self, found: Found) -> NDArray[np.int64]:
+        """The parameters that are all zero on all hosts."""
+        first = zero_at(self._items)
+        return np.flatnonzero(found[first : first + self._items])
+
+
+class AtOnce:
+    """The host's own memory: it may look at any time."""
+
+    at_once = True
+
+    def send(self, found: Found, what: str) -> Callable[[], Found]:
+        return lambda: found
+
+    def looking(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self, what: str) -> None: ...
