@@ -381,14 +381,18 @@ class ErrorFeedback:
             self._mismatch = error
             step = None
         self._ended = None
-        if step is None:
-            return
-        if finite and step.finite:
+        if step is not None:
+            step.finite &= finite
+            self._conclude(step)
+
+    def _conclude(self, step: Step) -> None:
+        """Make a step that has ended count, if all of it was finite."""
+        if step.finite:
             self.codec.commit()
             self.carried.commit()
             self.steps += 1
             self._held_scale = step.scale
-        self.counts["steps" if finite and step.finite else "steps_given_up"] += 1
+        self.counts["steps" if step.finite else "steps_given_up"] += 1
 
     def meet(self) -> None:
         """Settle, and raise once what that finds: all ranks do, at their next collective call.

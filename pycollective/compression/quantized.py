@@ -192,7 +192,7 @@ class Quantized:
                 results = means
             else:
                 results[: hosts.count * plan.bytes] = means
-            call.sent = 2 * (hosts.count - 1) * plan.bytes
+        call.sent = 2 * (hosts.count - 1) * plan.bytes
         every = groups.local.all_gather(results).reshape(-1)
         call.note(every, plan.heads, plan.senders)
         call.headers()

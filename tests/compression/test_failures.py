@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pycollective import CollectiveMismatch, ConfigurationError
-from pycollective.compression.bucket import header_bytes
+from pycollective.compression.message import header_bytes
 from pycollective.compression.groups import groups_of_communicator
 from tests.compression.players import (
     KINDS,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pycollective import ConfigurationError
-from pycollective.compression.sparse import count_of
+from pycollective.compression.top_k import count_of
 from tests.compression.players import (
     KINDS,
     TOPOLOGIES,
