@@ -999,6 +999,38 @@ def test_atomic_changes_come_one_after_the_other_in_no_order_to_rely_on():
             total += lane % 32
 
 
+ADDS = "red.global.gpu.relaxed.add.u32 [%rd1 + 260], 1;\n"
+
+
+def counted_by_the_last_block(arrives):
+    """Lanes of two blocks add to a word, which lane 0 of the last block loads, and makes 0."""
+    memory = Memory()
+    at = memory.allocate("words", 264)
+    memory.put(at, np.zeros(66, np.uint32))
+    text = (
+        f"mov.b32 %r1, 9;\nsetp.eq.b32 %p1, %r30, 0;\n{arrives}\nsetp.eq.b32 %p2, %r1, 1;\n"
+        "@%p2 ld.global.b32 %r2, [%rd1 + 260];\n@%p2 st.global.b32 [%rd1], %r2;\n"
+        "mov.b32 %r3, 0;\n@%p2 st.global.b32 [%rd1 + 260], %r3;"
+    )
+    Launch(kernel(READ + text, 1), range(2), memory, [at]).run()
+    return memory.get(at, np.empty(66, np.uint32))
+
+
+def test_the_last_block_gets_what_atomic_operations_changed():
+    found = counted_by_the_last_block(ADDS + ARRIVES)
+    assert list(found[[0, 64, 65]]) == [64, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "arrives",
+    [ADDS + ARRIVES.replace("acq_rel", "relaxed"), ADDS + ARRIVES[11:], f"{ARRIVES}\n{ADDS}"],
+    ids=["relaxed", "no barrier", "behind the count"],
+)
+def test_no_other_block_gets_what_atomic_operations_changed(arrives):
+    with pytest.raises(Trap, match="written in this launch"):
+        counted_by_the_last_block(arrives)
+
+
 def test_registers_start_as_garbage():
     text = f"{OWN_WORD}xor.b32 %r1, %r2, %r3;\nst.global.b32 [%rd2], %r1;"
     memory = launched(text, size=128)
