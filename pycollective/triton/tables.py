@@ -118,7 +118,7 @@ def row_of_program(rows, row_of):
 @triton.jit
 def pointer(row, COLUMN: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """A column's address, as a pointer to words of this type."""
-    address = tl.load(row + COLUMN)
+    found = tl.load(row + COLUMN).to(tl.pointer_type(TYPE))
     if ALIGNED:
-        address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(TYPE))
+        found = tl.multiple_of(found, 16)  # of the number the compiler forgets it
+    return found
