@@ -6,7 +6,9 @@ access is in bounds, of bytes that somebody has written, and writes to nothing t
 What one lane writes to global memory no other lane may touch in the same launch, but those of its
 block behind a barrier of it; to a block's shared memory, before a barrier of the block, or of the
 warp if it has both lanes. What is changed by atomic operations may be so by all lanes, in an order
-that is drawn. Memory counts what is read and written, byte by byte.
+that is drawn. By one that is `acq_rel` a block gets what it, and those that had come to the same
+word before, did before their last barriers: that is then the newest block's alone. Memory counts
+what is read and written, byte by byte.
 """
 
 from __future__ import annotations
@@ -82,6 +84,8 @@ class Memory:
         self.writes = np.zeros(self.capacity, np.uint16)
         self.reader = np.full(self.capacity, NOBODY, np.int32)
         self.writer = np.full(self.capacity, NOBODY, np.int32)
+        # Of words that `acq_rel` operations have changed: whose groups' lanes did.
+        self.released: dict[int, set[int]] = collections.defaultdict(set)
         self.loads: collections.Counter[int] = collections.Counter()
         self.stores: collections.Counter[int] = collections.Counter()
         self.changes: collections.Counter[int] = collections.Counter()
@@ -193,10 +197,15 @@ class Memory:
         self.flags.reshape(-1, width * count)[group] |= WRITTEN
 
     def change(
-        self, address: np.ndarray, function: Callable, words: np.ndarray, lanes: np.ndarray
+        self,
+        address: np.ndarray,
+        function: Callable,
+        words: np.ndarray,
+        lanes: np.ndarray,
+        orders: bool = False,
     ) -> np.ndarray:
         """Each lane's word as it was before `function` of it and the lane's word took its place, by
-        one lane after the other."""
+        one lane after the other. `orders`: it is `acq_rel`."""
         width = words.itemsize
         group = self._groups(address, width, MAPPED | WRITTEN | WRITABLE, "change")
         lane = lanes[:, None]
@@ -213,7 +222,19 @@ class Memory:
             now = order[first[counts > turn] + turn]
             old[now] = data[group[now]]
             data[group[now]] = function(old[now], words[now])
+        if orders:
+            for begin, count in zip(first, counts, strict=True):
+                self._pass_on(int(group[order[begin]]), lanes[order[begin : begin + count]])
         return old
+
+    def _pass_on(self, word: int, lanes: np.ndarray) -> None:
+        """What these lanes' groups, and those that came before, did before their barriers becomes
+        that of the last lane's group."""
+        groups = lanes // self.together
+        self.released[word].update(groups.tolist())
+        done = _before(np.array(sorted(self.released[word])))
+        for who in (self.reader, self.writer):
+            who[np.isin(who, done)] = _before(groups[-1])
 
     def _others(self, who: np.ndarray, lane: np.ndarray) -> np.ndarray:
         """Where this lane may not touch what these have touched."""
@@ -573,7 +594,10 @@ class Launch:
         memory, address = self._addresses(how[[each in spaces for each in how].index(True)], at)
 
         def step(chosen):
-            old = memory.change(address(chosen), known.function, source(chosen), self.lanes[chosen])
+            old = memory.change(
+                *(address(chosen), known.function, source(chosen), self.lanes[chosen]),
+                orders="acq_rel" in how,
+            )
             for put in puts:
                 put(chosen, old)
 
