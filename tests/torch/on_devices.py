@@ -1,6 +1,6 @@
 """States of compression that go the way of devices, with tensors of the CPU.
 
-The kernels run in Triton's interpreter. What a device's host would have to wait for is refused.
+What a device's host would have to wait for is refused.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pycollective.torch.compression import devices, states
 from pycollective.torch.compression import kernels as device_kernels
+from pycollective.torch.compression import states
 from pycollective.torch.compression.groups import TorchGroup
+from tests.torch import cpu_kernels
 from tests.torch.compressed import state_of
-from tests.torch.cpu_kernels import KernelsOnTensors
 from tests.torch.ordered_groups import StandInStreams
 from tests.triton.compiled import module
 
@@ -48,11 +48,11 @@ class NoWaits(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Interpreted:
-    """A module of kernels in Triton's interpreter, which looks at tensors' data."""
+class Launched:
+    """A module of kernels, which look at tensors' data."""
 
-    def __init__(self, name):
-        self._module = module(name, interpreted=True)
+    def __init__(self, module):
+        self._module = module
 
     def __getattr__(self, name):
         found = getattr(self._module, name)
@@ -69,7 +69,15 @@ class Interpreted:
         return launch
 
 
-_interpreted = functools.cache(Interpreted)
+@functools.cache
+def _load(kernels, name):
+    made = cpu_kernels.module(name) if kernels == "cpu" else module(name, interpreted=True)
+    return Launched(made)
+
+
+def loading(kernels):
+    """Within, `TritonKernels` are made of these: "cpu": the CPU's; "triton": interpreted."""
+    return mock.patch.object(device_kernels, "load", functools.partial(_load, kernels))
 
 
 class Streams(StandInStreams):
@@ -89,16 +97,8 @@ class Streams(StandInStreams):
 
 
 def as_on_a_device(model, codec, topology, group, kernels="cpu", **options):
-    """A state of such parameters, whose stream is a stand-in.
-
-    `kernels`: "cpu": the CPU's, on tensors; "triton": Triton's, interpreted.
-    """
-    with ExitStack() as patched:
-        patched.enter_context(mock.patch.object(states, "streams_of", return_value=Streams()))
-        if kernels == "cpu":
-            patched.enter_context(mock.patch.object(devices, "TritonKernels", KernelsOnTensors))
-        else:
-            patched.enter_context(mock.patch.object(device_kernels, "load", _interpreted))
+    """A state of such parameters, whose stream is a stand-in; see `loading` for the kernels."""
+    with mock.patch.object(states, "streams_of", return_value=Streams()), loading(kernels):
         return state_of(model, codec, topology, group, **options)
 
 

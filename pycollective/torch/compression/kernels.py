@@ -50,7 +50,8 @@ class TritonKernels:
         self._top_k, self._packing, self._sums = map(
             load, ("top_k", "index_packing", "sparse_sums")
         )
-        self._tables = load("tables").Tables(device)
+        tables = load("tables")
+        self._tables, self._upload = tables.Tables(device), tables.upload
 
     # Memory.
 
@@ -90,7 +91,7 @@ class TritonKernels:
 
     def add_error(self, flat: Flat, error: Floats, found: Any, unused_at: int) -> None:
         part = flat.part(0, flat.count)
-        there = load("tables").upload(np.ascontiguousarray(error), self._device)
+        there = self._upload(np.ascontiguousarray(error), self._device)
         total = torch.empty_like(part)
         put(total, part.to(torch.float32) + there)
         if unused_at:
@@ -182,7 +183,7 @@ class TritonKernels:
         self, heard: Any, bits: int, prefixes: Any, wanted: Any, rank: int
     ) -> tuple[Any, Any, Any]:
         told = heard.view(torch.int64).view(len(heard), 2 + len(heard), -1)
-        found: tuple[Any, Any, Any] = self._top_k.take(told, bits, prefixes, wanted, rank)
+        found: tuple[Any, Any, Any] = self._top_k.take(told, bits, prefixes, rank)
         return found
 
     def select(self, table: Any, keys: Any, ties: Any, places: Any, values: Any) -> Any:
