@@ -282,8 +282,7 @@ class CpuKernels:
 
     def add_error(self, flat: Flat, error: Floats, found: Any, unused_at: int) -> None:
         table = whole([flat])
-        total = np.empty(flat.count, np.float32)
-        self.copy(table, total.view(np.uint8), found)
+        total = flat.part(0, flat.count).astype(np.float32)
         if unused_at and not total.any():
             found[unused_at] = 1
             return
@@ -315,14 +314,12 @@ class CpuKernels:
             mine[_BITS:] = np.packbits(zero, bitorder="little")
             write[:, : mine.size] = mine
 
-    def copy(
-        self, table: Any, messages: Any, found: Any, agreement: Agreement | None = None
-    ) -> None:
-        if agreement is not None:
-            head = agreement.plain()
-            messages[:, : head.size] = head
-        # Where it notes what is not zero: nowhere, and none is skipped yet.
-        _core.quantize(*_NO_CODEC, table, messages.reshape(-1), found, BAD)
+    def copy(self, table: Any, messages: Any, found: Any, agreement: Agreement) -> None:
+        head = agreement.plain()
+        messages[:, : head.size] = head
+        # So that it does not note what is not zero: that is found of sums. None is skipped yet.
+        zeros = zero_at(agreement.items)
+        _core.quantize(*_NO_CODEC, table, messages.reshape(-1), found, zeros)
 
     def sum(self, rows: Any, first: int, count: int) -> Any:
         total = np.empty(count, np.float32)

@@ -148,6 +148,23 @@ def test_what_is_zero_on_all_ranks_keeps_its_residual(pool, kind, host_of):
         assert len({each[2] for each in outcomes}) == 1
 
 
+def cancelled(comm, kind):
+    """Whether residuals changed in a step in which the sums of w over each host were zero."""
+    state = make(comm, (0, 0, 1, 1), kind, SHAPES)
+    state.all_reduce(gradients(3, comm.rank, 0, SHAPES))
+    before = held_by(state)
+    mine = gradients(3, comm.rank // 2, 1, SHAPES)
+    mine["w"] *= 1 - 2 * (comm.rank % 2)
+    state.all_reduce(mine)
+    same = {name: same_bits(held, before[name]) for name, held in held_by(state).items()}
+    return {same[name] for name in same if name.endswith("w")}, bool(mine["w"].any())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cancels_within_each_host_is_zero_on_all(pool, kind):
+    assert pool(4).call(cancelled, kind) == [({True}, False)] * 4
+
+
 SCALES = [1024.0, 512.0, 512.0, 0.125, 2.0**16]
 
 

@@ -14,7 +14,7 @@ from pycollective.compression.arrays import Flat, Floats, Numbers, whole
 from pycollective.compression.kernels import Read
 from pycollective.compression.message import Agreement
 from pycollective.errors import ConfigurationError
-from pycollective.segments import BAD, DIFFERS
+from pycollective.segments import DIFFERS, zero_at
 from pycollective.torch.ordered import reduction
 
 _ALIGNED = 16  # bytes: what a message begins at a multiple of
@@ -109,9 +109,10 @@ class TritonKernels:
         self._headers.headers(found, agreement, reads, write, means, self._tables)
 
     def copy(self, table: Any, messages: Any, found: Any, agreement: Agreement) -> None:
-        # Where it notes what is not zero: nowhere, and none is skipped yet.
+        # So that it does not note what is not zero: that is found of sums. None is skipped yet.
+        zeros = zero_at(agreement.items)
         self._quantize.quantize(
-            *("one_bit", 64, table, messages.view(-1), found, BAD, self._tables),
+            *("one_bit", 64, table, messages.view(-1), found, zeros, self._tables),
             header=(agreement, len(messages)),
         )
 
