@@ -373,17 +373,17 @@ class ErrorFeedback:
             return
         step, to_learn = self._ended
         finite = True
-        try:
-            with self._learning.looking():
+        with self._learning.looking():
+            try:
                 for learn in to_learn:
                     finite &= learn()
-        except CollectiveMismatch as error:
-            self._mismatch = error
-            step = None
-        self._ended = None
-        if step is not None:
-            step.finite &= finite
-            self._conclude(step)
+            except CollectiveMismatch as error:
+                self._mismatch = error
+                step = None
+            self._ended = None
+            if step is not None:
+                step.finite &= finite
+                self._conclude(step)
 
     def _conclude(self, step: Step) -> None:
         """Make a step that has ended count, if all of it was finite."""

@@ -282,7 +282,8 @@ class CpuKernels:
 
     def add_error(self, flat: Flat, error: Floats, found: Any, unused_at: int) -> None:
         table = whole([flat])
-        total = flat.part(0, flat.count).astype(np.float32)
+        total = np.empty(flat.count, np.float32)
+        _core.quantize(*_NO_CODEC, table, total.view(np.uint8), found)
         if unused_at and not total.any():
             found[unused_at] = 1
             return

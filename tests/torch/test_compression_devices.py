@@ -296,8 +296,8 @@ def damaged_shard(comm):
 
 
 def test_every_rank_hears_of_a_damaged_message_that_one_has_read(ranks):
-    for rank, (said, lost) in enumerate(ranks(damaged_shard)):
-        assert ("a damaged message" if rank == 1 else "rank(s) [1] have read") in said
+    for said, lost in ranks(damaged_shard):
+        assert "rank(s) [1] have read" in said
         assert lost
 
 
