@@ -88,7 +88,9 @@ LAYERS: dict[str, set[str]] = {
 TOP_LEVEL: dict[str, set[str]] = {
     "torch": {"torch"},
     "triton": {"torch"},
+    "triton/finite": {"triton"},
     "triton/floats": {"triton"},
+    "triton/headers": {"triton"},
     "triton/quantize": {"triton"},
     "triton/reduce": {"triton"},
     "triton/index_packing": {"triton"},

@@ -12,6 +12,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from pycollective import segments
+from pycollective.errors import ConfigurationError
 
 _ADDRESSES = (segments.ADDRESS, segments.HELD, segments.LEFT)
 _KEPT = 64  # tables
@@ -76,9 +77,21 @@ class Tables:
         self._kept: OrderedDict[tuple[bytes, bytes], Any] = OrderedDict()
 
     def of(self, rows: NDArray[np.int64], programs: NDArray[np.int64]) -> Table:
-        """A table whose rows have so many programs each."""
+        """A table whose rows have so many programs each.
+
+        Raises:
+            ConfigurationError: it is no table.
+        """
 
         def make() -> Table:
+            if rows.dtype != np.int64 or rows.shape[1:] != (segments.COLUMNS,):
+                raise ConfigurationError(
+                    f"a table has {segments.COLUMNS} columns of int64, not {rows.shape[1:]} of "
+                    f"{rows.dtype}"
+                )
+            dtypes = rows[:, segments.DTYPE]
+            if ((dtypes < 0) | (dtypes >= len(segments.DTYPES))).any():
+                raise ConfigurationError(f"dtypes in tables are numbers of {segments.DTYPES}")
             firsts = np.cumsum(programs) - programs
             whole = np.concatenate([rows, firsts[:, None]], axis=1)
             row_of = np.repeat(np.arange(len(rows), dtype=np.int32), programs)
@@ -86,7 +99,7 @@ class Tables:
                 upload(whole, self.device),
                 upload(row_of, self.device),
                 not (rows[:, _ADDRESSES] % 16).any(),
-                tuple(np.unique(rows[:, segments.DTYPE]).tolist()),
+                tuple(np.unique(dtypes).tolist()),
                 bool(rows[:, segments.HELD].any()),
             )
 
@@ -118,7 +131,7 @@ def row_of_program(rows, row_of):
 @triton.jit
 def pointer(row, COLUMN: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """A column's address, as a pointer to words of this type."""
-    address = tl.load(row + COLUMN)
+    found = tl.load(row + COLUMN).to(tl.pointer_type(TYPE))
     if ALIGNED:
-        address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(TYPE))
+        found = tl.multiple_of(found, 16)  # of the number the compiler forgets it
+    return found

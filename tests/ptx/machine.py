@@ -370,6 +370,8 @@ class Launch:
             return self._meet_in_warps
         if head in ("ldmatrix", "stmatrix"):
             return self._access_to_matrices(head, parts, *at.operands)
+        if at.op == "ld.volatile.global.b32":
+            return self._volatile_load(*at.operands)
         if head in ("ld", "st"):
             return self._access(head, parts, *at.operands)
         if head in ("atom", "red"):
@@ -541,6 +543,21 @@ class Launch:
             def step(chosen):
                 values = np.stack([each(chosen) for each in sources], axis=1)
                 memory.store(address(chosen), width, values, lanes[chosen])
+
+        return step
+
+    def _volatile_load(self, words, at: Address) -> Callable:
+        """In order with atomic operations of other lanes, as one that changes nothing."""
+        [word] = words if isinstance(words, tuple) else (words,)
+        put = self._target(word, TYPES["b32"])
+        memory, address = self._addresses("global", at)
+
+        def step(chosen):
+            lanes = self.lanes[chosen]
+            nothing = np.zeros(lanes.size, np.uint32)
+            put(chosen, memory.change(address(chosen), lambda old, new: old, nothing, lanes))
+            memory.changes -= collections.Counter({4: lanes.size})
+            memory.loads[4] += lanes.size
 
         return step
 

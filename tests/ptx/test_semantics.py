@@ -617,7 +617,7 @@ def test_fp16_is_rounded_as_numpy_does():
         *("redux.sync.add.f32 %r1, %r2, -1;", "match.any.sync.b32 %r1, %r2, -1;"),
         *("atom.global.gpu.relaxed.add.f32 %r1, [%rd1], %r2;", "bar.warp.sync 1;"),
         *("atom.global.gpu.relaxed.exch.b32 %r1, [%rd1], %r2;", "cvt.rmi.ftz.f32.f32 %r1, %r2;"),
-        *("ld.global.nc.b32 %r1, [%rd1];", "ld.volatile.global.b32 %r1, [%rd1];"),
+        *("ld.global.nc.b32 %r1, [%rd1];", "ld.volatile.global.v2.b32 {%r1, %r2}, [%rd1];"),
         *("atom.global.add.u32 %r1, [%rd1], 1;", "red.global.add.u32 [%rd1], 1;", "bar.sync 1;"),
         *("ld.shared.b32 %r1, [%rd2];", "ld.b32 %r1, [%rd2];", "st.local.b32 [%rd1], %r1;"),
         *("mov.b32 %r1, %laneid;", "mov.b32 %r1, %r40;", "mov.b32 %r1, %rd1;", "mov.b32 %q1, 1;"),
@@ -656,6 +656,7 @@ OF_ITS_BLOCK = (
     "mov.b32 %r29, %ctaid.x;\nmad.lo.s32 %r28, %r29, 32, %r30;\nmad.wide.u32 %rd2, %r28, 4, %rd1;\n"
 )
 ATOMIC = "red.global.gpu.relaxed.add.u32 [%rd1], 1;\n"
+FIRST_STORES = "setp.eq.b32 %p1, %r30, 0;\n@%p1 st.global.b32 [%rd1], 7;\n"
 SAME_BYTES = "mov.b32 %r27, global_smem;\nst.shared.b32 [%r27], 5;\n"
 OWN_PLACE = "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 4, %r27;\n"
 
@@ -754,6 +755,11 @@ OWN_PLACE = "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 4, %r27;\n"
             f"ld.global.b32 %r1, [%rd1];\n{ATOMIC}",
             {},
         ),
+        (
+            "another lane has written what this one changes",
+            f"{FIRST_STORES}ld.volatile.global.b32 %r1, [%rd1];",
+            {},
+        ),
         ("another lane has written what this one stores", f"{ATOMIC}st.global.b32 [%rd1], 0;", {}),
         (
             "not there for it",
@@ -784,6 +790,12 @@ def test_what_is_in_order_is_counted():
     assert (memory.reads[memory.place(at, 160)] == 1).all()
     assert (memory.writes[memory.place(at, 128)] == 1).all()
     assert memory.writes.sum() == 128
+
+
+def test_volatile_loads_are_in_order_with_atomic_operations():
+    memory = launched(f"ld.volatile.global.b32 %r1, [%rd1];\n{ATOMIC}")
+    assert memory.loads == {4: 32}
+    assert memory.changes == {4: 32}
 
 
 def test_numbers_of_32_bits_are_parameters_too():
