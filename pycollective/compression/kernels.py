@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from pycollective import _core
 
-exec(open("/tmp/shim/shim.py").read(), {})  # TEMPORARY
 from pycollective.compression.arrays import Flat, Floats, Numbers, address_of, whole
 from pycollective.errors import ConfigurationError
 from pycollective.segments import BAD, DIFFERS, ENTRY, ITEM, NONZERO, zero_at
