@@ -75,6 +75,7 @@ class Tables:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._kept: OrderedDict[tuple[bytes, bytes], Any] = OrderedDict()
+        self._workspaces: dict[str, torch.Tensor] = {}
 
     def of(self, rows: NDArray[np.int64], programs: NDArray[np.int64]) -> Table:
         """A table whose rows have so many programs each.
@@ -110,6 +111,14 @@ class Tables:
         key = (array.tobytes(), str(array.dtype).encode())
         return self._once(key, lambda: upload(array, self.device))
 
+    def workspace(self, name: str, size: int) -> torch.Tensor:
+        """At least `size` zeros of int32. Whoever uses them leaves zeros."""
+        kept = self._workspaces.get(name)
+        if kept is None or kept.numel() < size:
+            kept = torch.zeros(size, dtype=torch.int32, device=self.device)
+            self._workspaces[name] = kept
+        return kept
+
     def _once(self, key: tuple[bytes, bytes], make: Any) -> Any:
         found = self._kept.get(key)
         if found is None:
@@ -135,3 +144,16 @@ def pointer(row, COLUMN: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr
     if ALIGNED:
         found = tl.multiple_of(found, 16)  # of the number the compiler forgets it
     return found
+
+
+@triton.jit
+def is_last(counter, programs):
+    """Whether this program is the last of so many to come here: it sees what the others stored.
+
+    The counter, which is 0 at first, is 0 again then.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
+    if last:
+        tl.atomic_add(counter, -programs, sem="relaxed")
+    return last

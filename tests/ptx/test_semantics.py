@@ -902,6 +902,43 @@ def test_a_barrier_orders_what_a_block_does_in_global_memory():
     assert list(found) == list(np.arange(64) ^ 1)
 
 
+def of_the_last_block(arrives, which=1):
+    """Lanes store their numbers, and lane 0 of the last of two blocks (or of the first) loads the
+    other block's first, and stores it in place of its own."""
+    return launched(
+        f"{OF_ITS_BLOCK}st.global.b32 [%rd2], %r28;\nmov.b32 %r1, 9;\n"
+        f"setp.eq.b32 %p1, %r30, 0;\n{arrives}\nsetp.eq.b32 %p2, %r1, {which};\n"
+        "xor.b32 %r27, %r28, 32;\nmad.wide.u32 %rd3, %r27, 4, %rd1;\n"
+        "@%p2 ld.global.b32 %r2, [%rd3];\n@%p2 st.global.b32 [%rd2], %r2;",
+        260,
+        blocks=2,
+    )
+
+
+ARRIVES = "bar.sync 0;\n@%p1 atom.global.gpu.acq_rel.add.u32 %r1, [%rd1 + 256], 1;"
+
+
+def test_the_last_block_gets_what_others_did_before_their_barriers():
+    memory = of_the_last_block(ARRIVES)
+    found = memory.get(memory.buffers[0].address, np.empty(65, np.uint32))
+    assert sorted(found[[0, 32]]) in ([0, 0], [32, 32])
+    assert found[64] == 2
+
+
+@pytest.mark.parametrize(
+    ("arrives", "which"),
+    [
+        (ARRIVES.replace("acq_rel", "relaxed"), 1),
+        (ARRIVES.replace("bar.sync 0;\n", ""), 1),
+        (ARRIVES, 0),
+    ],
+    ids=["relaxed", "no barrier", "not the last"],
+)
+def test_no_other_block_gets_it(arrives, which):
+    with pytest.raises(Trap, match="written in this launch"):
+        of_the_last_block(arrives, which)
+
+
 def test_a_barrier_of_warps_orders_what_their_own_lanes_do():
     """Also of what several of them have loaded; the block's barrier orders the rest."""
     text = (
@@ -972,6 +1009,38 @@ def test_atomic_changes_come_one_after_the_other_in_no_order_to_rely_on():
         for lane in order:
             assert got[lane] == total
             total += lane % 32
+
+
+ADDS = "red.global.gpu.relaxed.add.u32 [%rd1 + 260], 1;\n"
+
+
+def counted_by_the_last_block(arrives):
+    """Lanes of two blocks add to a word, which lane 0 of the last block loads, and makes 0."""
+    memory = Memory()
+    at = memory.allocate("words", 264)
+    memory.put(at, np.zeros(66, np.uint32))
+    text = (
+        f"mov.b32 %r1, 9;\nsetp.eq.b32 %p1, %r30, 0;\n{arrives}\nsetp.eq.b32 %p2, %r1, 1;\n"
+        "@%p2 ld.global.b32 %r2, [%rd1 + 260];\n@%p2 st.global.b32 [%rd1], %r2;\n"
+        "mov.b32 %r3, 0;\n@%p2 st.global.b32 [%rd1 + 260], %r3;"
+    )
+    Launch(kernel(READ + text, 1), range(2), memory, [at]).run()
+    return memory.get(at, np.empty(66, np.uint32))
+
+
+def test_the_last_block_gets_what_atomic_operations_changed():
+    found = counted_by_the_last_block(ADDS + ARRIVES)
+    assert list(found[[0, 64, 65]]) == [64, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "arrives",
+    [ADDS + ARRIVES.replace("acq_rel", "relaxed"), ADDS + ARRIVES[11:], f"{ARRIVES}\n{ADDS}"],
+    ids=["relaxed", "no barrier", "behind the count"],
+)
+def test_no_other_block_gets_what_atomic_operations_changed(arrives):
+    with pytest.raises(Trap, match="written in this launch"):
+        counted_by_the_last_block(arrives)
 
 
 def test_registers_start_as_garbage():
