@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pycollective import _core
-
 from pycollective.compression.arrays import Flat, Floats, Numbers, address_of, whole
 from pycollective.errors import ConfigurationError
 from pycollective.segments import BAD, DIFFERS, ENTRY, ITEM, NONZERO, zero_at

@@ -41,7 +41,7 @@ OPTIONS = {"num_warps": 4}
 @triton.jit
 def header_bytes(items):
     """How long a header is."""
-    return (items + 7) // 8 + FIELDS  # the other way round the interpreter makes a constant of it
+    return (items + 7) // 8 + FIELDS
 
 
 @triton.jit
