@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pycollective import _core
-
-exec(open("/tmp/shim/shim.py").read(), {})  # TEMPORARY
 from pycollective.compression.arrays import Flat, Floats, Numbers, address_of, whole
 from pycollective.errors import ConfigurationError
 from pycollective.segments import BAD, DIFFERS, ENTRY, ITEM, NONZERO, zero_at
@@ -212,9 +210,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def take(
-        self, heard: Any, bits: int, prefixes: Any, wanted: Any, rank: int
-    ) -> tuple[Any, Any, Any]:
+    def take(self, heard: Any, bits: int, prefixes: Any, rank: int) -> tuple[Any, Any, Any]:
         """(prefixes, wanted, ties) of the next round, of what all have told: (ranks, bytes)."""
         ...
 
@@ -391,11 +387,9 @@ class CpuKernels:
         ties = np.maximum(0, left - (before * there[:, None]).sum(0))
         return np.concatenate([place[None], left[None], ties]).reshape(-1).view(np.uint8)
 
-    def take(
-        self, heard: Any, bits: int, prefixes: Any, wanted: Any, rank: int
-    ) -> tuple[Any, Any, Any]:
+    def take(self, heard: Any, bits: int, prefixes: Any, rank: int) -> tuple[Any, Any, Any]:
         told = heard.view(np.int64).reshape(len(heard), 2 + len(heard), -1)
-        told = told.transpose(1, 0, 2).reshape(2 + len(heard), -1)[:, : wanted.size]
+        told = told.transpose(1, 0, 2).reshape(2 + len(heard), -1)[:, : prefixes.size]
         return prefixes << bits | told[0], told[1].copy(), told[2 + rank].copy()
 
     def select(self, table: Any, keys: Any, ties: Any, places: Any, values: Any) -> Any:

@@ -186,13 +186,11 @@ class Sent:
     Attributes:
         chosen: the segments of the compressed parameters; `copied` of the others.
         parts: where their entries are; `capacity` of all together.
-        tails: where those begin in each message.
         bytes: of each message, as long as the longest.
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.bytes = max(each.bytes for each in messages)
-        self.tails = [each.tail for each in messages]
         chosen, copied, parts, self.capacity = [], [], [], 0
         for number, each in enumerate(messages):
             entries = self.capacity + np.cumsum(each.counts) - each.counts
@@ -469,7 +467,7 @@ class TopK:
             came = local.all_to_all(bins.reshape(local.size, -1))
             told = kernels.merge(came, bits, wanted, thresholds.begins, local.rank)
             heard = local.all_gather(told)
-            prefixes, wanted, ties = kernels.take(heard, bits, prefixes, wanted, local.rank)
+            prefixes, wanted, ties = kernels.take(heard, bits, prefixes, local.rank)
         return kernels.select(table, prefixes, ties, places, values)
 
     def _to_host(self, plan: Plan, call: Call, rows: Any, lengths: Numbers | None) -> Arrived:

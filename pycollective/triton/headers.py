@@ -41,7 +41,7 @@ OPTIONS = {"num_warps": 4}
 @triton.jit
 def header_bytes(items):
     """How long a header is."""
-    return FIELDS + (items + 7) // 8
+    return (items + 7) // 8 + FIELDS
 
 
 @triton.jit

@@ -565,7 +565,7 @@ def decode(
     stride = stride.to(tl.int64)
     row, program = row_of_program(rows, row_of)
     if tl.load(row + DTYPE) == NUMBER:
-        # Others may set it now. Then it does not matter what this one writes.
+        # Other programs may set it meanwhile. Then no result counts.
         is_bad = tl.load(found + BAD, volatile=True) != 0
         is_zero = False
         if ZEROS:
@@ -716,7 +716,7 @@ def dequantize(
             Where ``K`` is 0 they have fp32 numbers.
         divisor: an fp32 number above 0; 1: do not divide.
         found: int32, ``(words,)``. ``BAD`` is set if a result is not finite, where its dtype is not
-            fp32 or `zero_at` is not 0. Nothing is cleared.
+            fp32 or `zero_at` is not 0; others may become NaN then. Nothing is cleared.
         zero_at: not 0: messages begin with headers. Where those of all ranks say that a parameter
             is all zero, so is the result, and the parameter's word from there on is set.
         tables: the device's.

@@ -792,6 +792,17 @@ def test_what_is_in_order_is_counted():
     assert memory.writes.sum() == 128
 
 
+DEPOT = ".local .align 1 .b8 __local_depot0[1];\n.reg .b64 %SP;\n.reg .b32 %SPL;\n"
+
+
+def test_a_stack_may_be_declared_but_not_used():
+    memory = launched(f"{DEPOT}{OWN_WORD}st.global.b32 [%rd2], 1;", size=128)
+    assert memory.stores == {4: 32}
+    for text in ("mov.b32 %SPL, __local_depot0;", "mov.b32 %r1, __local_depot0;"):
+        with pytest.raises(PtxError):
+            launched(f"{DEPOT}{text}")
+
+
 def test_volatile_loads_are_in_order_with_atomic_operations():
     memory = launched(f"ld.volatile.global.b32 %r1, [%rd1];\n{ATOMIC}")
     assert memory.loads == {4: 32}

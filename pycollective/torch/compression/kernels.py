@@ -180,9 +180,7 @@ class TritonKernels:
         told = self._top_k.merge(histograms, wanted, begins, rank, self._tables)
         return told.view(-1).view(torch.uint8)
 
-    def take(
-        self, heard: Any, bits: int, prefixes: Any, wanted: Any, rank: int
-    ) -> tuple[Any, Any, Any]:
+    def take(self, heard: Any, bits: int, prefixes: Any, rank: int) -> tuple[Any, Any, Any]:
         told = heard.view(torch.int64).view(len(heard), 2 + len(heard), -1)
         found: tuple[Any, Any, Any] = self._top_k.take(told, bits, prefixes, rank)
         return found
