@@ -66,7 +66,7 @@ def merge(histograms, wanted, begins, rank, tables):
 
 def take(told, bits, prefixes, rank):
     heard = arrays(told).reshape(len(told), -1).view(np.uint8)
-    found = _OF.take(heard, bits, arrays(prefixes), arrays(prefixes), rank)
+    found = _OF.take(heard, bits, arrays(prefixes), rank)
     return tuple(map(torch.from_numpy, found))
 
 

@@ -200,6 +200,23 @@ def test_a_step_of_top_k_with_interpreted_kernels_is_that_of_cpus(ranks, topolog
     assert ranks(first_step, "top_k", topology, options) == [[]] * 4
 
 
+def cancelled(comm, codec):
+    """What differs in steps in the second of which the sums of w over each host are zero."""
+    pair, found = Pair(comm, codec, "2x2"), []
+    for step in range(2):
+        mine = gradients(comm.rank if step == 0 else comm.rank // 2, step, torch.float32)
+        if step and comm.rank % 2:
+            mine["w"] = -mine["w"]
+        found += pair.step(mine)
+    pair.close()
+    return found
+
+
+@pytest.mark.parametrize("codec", ["int8", "top_k"])
+def test_what_cancels_within_hosts_is_that_of_cpus(ranks, codec):
+    assert ranks(cancelled, codec) == [[]] * 4
+
+
 class NoFp64(TorchDispatchMode):
     """No result is of fp64."""
 
