@@ -72,10 +72,10 @@ class Residuals:
     def commit(self, decay: float = 1.0) -> None:
         """Make the step's new residuals the old ones of the next."""
         for name in self._touched:
-            spare = self._held.get(name)
-            self._held[name] = Scaled(self._left.pop(name), self._scale)
+            spare, values = self._held.get(name), self._left.pop(name)
             if decay != 1.0:
-                self._held[name].values[:] *= decay
+                values *= decay
+            self._held[name] = Scaled(values, self._scale)
             if spare is not None:
                 self._left[name] = spare.values
         self._touched.clear()
