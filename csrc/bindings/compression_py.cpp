@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <cmath>
-#include <cstring>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -66,7 +65,7 @@ class Rows {
     check_places();
   }
   void check_places() const {
-    check("of places beyond 2**32", [](const TableRow& row) {
+    check("of 2**32 places or more", [](const TableRow& row) {
       return row.k == 0 || fits(row.place(), row.count(), kPlaces);
     });
   }

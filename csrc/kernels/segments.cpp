@@ -14,18 +14,16 @@ struct Question {
   std::uint64_t kept, added, seen;
 };
 
-constexpr std::uint64_t in_each(Dtype dtype, std::uint64_t bits) {
+std::uint64_t in_each(Dtype dtype, std::uint64_t bits) {
   return size_of(dtype) == 4 ? bits * 0x0000000100000001 : bits * 0x0001000100010001;
 }
-constexpr std::uint64_t sign_of(Dtype dtype) {
-  return std::uint64_t{1} << (8 * size_of(dtype) - 1);
-}
-constexpr Question is_not_zero(Dtype dtype) {
+std::uint64_t sign_of(Dtype dtype) { return std::uint64_t{1} << (8 * size_of(dtype) - 1); }
+Question is_not_zero(Dtype dtype) {
   const std::uint64_t magnitude = in_each(dtype, sign_of(dtype) - 1);
   return {magnitude, 0, magnitude};
 }
 // One more exponent carries into the sign where there is no larger one.
-constexpr Question is_not_finite(Dtype dtype) {
+Question is_not_finite(Dtype dtype) {
   const std::uint64_t sign = in_each(dtype, sign_of(dtype));
   return {~sign, in_each(dtype, std::uint64_t{1} << traits_of(dtype).mantissa), sign};
 }
@@ -167,7 +165,7 @@ void dequantize_segments(const QuantizeCodec& codec, std::size_t chunk, Table ta
                          std::size_t zero_at, SimdLevel level) {
   if (found[kFoundBad] != 0) return fill_nan(table, found);
   Averaging average(messages, divisor, level);
-  const std::size_t block = std::size_t{1} << 16;
+  constexpr std::size_t kBlock = std::size_t{1} << 16;  // elements
   for (const TableRow& segment : table) {
     if (zero_at != 0 && is_zero_everywhere(messages, segment.item)) {
       word_of(found, zero_at, segment) = 1;
@@ -181,7 +179,7 @@ void dequantize_segments(const QuantizeCodec& codec, std::size_t chunk, Table ta
       continue;
     }
     // In blocks: what is looked at is still in the cache.
-    const std::size_t most = checked ? block / chunk * chunk : segment.count();
+    const std::size_t most = checked ? kBlock / chunk * chunk : segment.count();
     TableRow part = segment;
     for (std::size_t first = 0; first < segment.count(); first += most) {
       part.elements = static_cast<std::int64_t>(std::min(most, segment.count() - first));

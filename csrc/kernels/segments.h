@@ -1,9 +1,8 @@
 // Compression of a whole bucket: the loops over a table of segments. pycollective/segments.py says
-// what a table has, and what `found`, docs/wire.md what a message has.
+// what is in a table and in `found`, docs/wire.md what is in a message.
 //
-// Addresses are of memory that the caller keeps, at any alignment; places in messages and items are
-// what the memory has room for. The caller's floating-point environment must be the IEEE default:
-// hold a FloatEnvironment.
+// What a row names must be there: addresses, places in messages, entries, words of items. The
+// caller's floating-point environment must be the IEEE default: hold a FloatEnvironment.
 #pragma once
 
 #include <cstddef>
@@ -68,7 +67,8 @@ inline std::size_t entries_of(const TableRow& segment, std::size_t chunk) {
   return k < segment.count() ? k : segment.count();
 }
 
-// Where nothing is asked for by `zero_at` it is 0.
+// `zero_at`: where the words of items that are all zero begin in `found`, or 0 in the first phase,
+// which finds out what is zero here.
 void quantize_segments(const QuantizeCodec& codec, std::size_t chunk, Table table,
                        std::byte* messages, std::int32_t* found, std::size_t zero_at,
                        SimdLevel level);

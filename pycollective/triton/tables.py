@@ -15,7 +15,7 @@ from pycollective import segments
 from pycollective.errors import ConfigurationError
 
 _ADDRESSES = (segments.ADDRESS, segments.HELD, segments.LEFT)
-_KEPT = 64  # tables
+_KEPT = 1024  # tables: some of each bucket, for addresses that change by turns
 
 # Columns in kernels: those of `segments`, and the number of the row's first program.
 ADDRESS = tl.constexpr(segments.ADDRESS)
