@@ -224,7 +224,7 @@ class Thresholds:
             starts, stops = (each[items] for each in shards.local(hosts.shard))
         sizes = stops - starts
         places = np.cumsum(sizes) - sizes
-        self.segments = Segments(items, starts, stops, places, np.minimum(ks[items], sizes))
+        self.segments = Segments(items, starts, stops, places, ks[items])
         self.wanted = ks[items]
         ranks = len(hosts.local)
         rows = -(-len(items) // ranks) * ranks

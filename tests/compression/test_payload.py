@@ -19,6 +19,7 @@ class Counting:
         self._group = group
         self.rank, self.size = group.rank, group.size
         self.sent = []
+        self.abort = group.abort
 
     def all_to_all(self, rows):
         self.sent.append(rows.nbytes - rows[self.rank].nbytes)
