@@ -6,8 +6,8 @@ There is no device: tensors are the CPU's, and kernels are interpreted (`tests.t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from unittest import mock
 
 import torch
@@ -16,7 +16,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from pycollective.torch.compression.groups import TorchGroup
 from tests.torch.compressed import group_of
-from tests.torch.on_devices import as_on_a_device, interpreted, top_k_interpreted
+from tests.torch.on_devices import as_on_a_device
 
 # The old residual and the new one change places in each step, so tables come again from here on.
 WARM_STEPS = 3
@@ -44,7 +44,7 @@ class Launches(TorchDispatchMode):
     def __enter__(self) -> Launches:
         for owner, name in [
             (InterpretedFunction, "run"),
-            *((TorchGroup, name) for name in ("exchange", "gather", "average")),
+            *((TorchGroup, name) for name in ("all_to_all", "all_gather", "average")),
         ]:
             patch = mock.patch.object(owner, name, self._apart(getattr(owner, name)))
             self._patches.enter_context(patch)
@@ -81,13 +81,6 @@ def _is_free(func: torch._ops.OpOverload) -> bool:
     return is_view or "empty" in func._schema.name
 
 
-@contextmanager
-def as_on_devices() -> Iterator[None]:
-    """All codecs have the kernels of devices."""
-    with top_k_interpreted(), interpreted():
-        yield
-
-
 def count_launches(
     comm, codec: str, topology: str, many: int, options: dict[str, object]
 ) -> Counter[str]:
@@ -104,22 +97,21 @@ def count_launches(
     pairs = [(name, torch.zeros(shape, requires_grad=True)) for name, shape in shapes.items()]
     random = torch.Generator().manual_seed(comm.rank)
     found = Launches()
-    with as_on_devices():
-        state = as_on_a_device(
-            *(pairs, codec, topology, group_of(comm, "gloo")),
-            **{"chunk": 64, "compress": lambda name, shape: len(shape) > 1, **options},
-        )
-        mine = {name: torch.empty(shape) for name, shape in shapes.items()}
-        for step in range(WARM_STEPS + 1):
-            for each in mine.values():
-                each.normal_(generator=random)
-            with state.step():
-                if step < WARM_STEPS:
+    state = as_on_a_device(
+        *(pairs, codec, topology, group_of(comm, "gloo"), "triton"),
+        **{"chunk": 64, "compress": lambda name, shape: len(shape) > 1, **options},
+    )
+    mine = {name: torch.empty(shape) for name, shape in shapes.items()}
+    for step in range(WARM_STEPS + 1):
+        for each in mine.values():
+            each.normal_(generator=random)
+        with state.step():
+            if step < WARM_STEPS:
+                state.all_reduce(mine)
+            else:
+                with found:
                     state.all_reduce(mine)
-                else:
-                    with found:
-                        state.all_reduce(mine)
-        assert all(each.isfinite().all() for each in mine.values())
-        assert state.stats()["compressed_calls"] == WARM_STEPS + 1
-        state.close()
+    assert all(each.isfinite().all() for each in mine.values())
+    assert state.stats()["compressed_calls"] == WARM_STEPS + 1
+    state.close()
     return found.names
