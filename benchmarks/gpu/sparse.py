@@ -42,7 +42,7 @@ class Selecting:
 
     Attributes:
         left: the residual that is written.
-        entries: what is taken.
+        places, values: of what is taken.
     """
 
     def __init__(self, chunk: int, elements: int, device: str, kernels: Any) -> None:
@@ -57,8 +57,16 @@ class Selecting:
         _core.sparse_take(self._left, self._places, self._values)
         self.x, self.held = (torch.from_numpy(each).to(device) for each in (x, held))
         self.left = torch.empty_like(self.x)
-        self.entries = kernels.Entries.empty(most, torch.float32, device)
-        self._bad = torch.zeros(1, dtype=torch.int32, device=device)
+        self.places = torch.empty(most, dtype=torch.int32, device=device)
+        self.values = torch.empty(most, device=device)
+        self._messages = torch.empty(0, dtype=torch.uint8, device=device)
+        self._found = torch.zeros(segments.NONZERO + 1, dtype=torch.int32, device=device)
+        self._table = np.zeros((1, segments.COLUMNS), np.int64)
+        self._table[0, [segments.ADDRESS, segments.HELD, segments.LEFT]] = [
+            each.data_ptr() for each in (self.x, self.held, self.left)
+        ]
+        self._table[0, [segments.COUNT, segments.K]] = elements, self._k
+        self._tables = kernels.Tables(self.x.device)
 
     @property
     def moved(self) -> int:
@@ -67,12 +75,8 @@ class Selecting:
 
     def run(self, kernels: Any) -> None:
         """Call `pycollective.triton.top_k`, or what stands for it."""
-        self.entries.count.zero_()
-        given = self.x, self.held, self.left, self._k
-        if self._chunk:
-            kernels.top_k_chunks(*given, self._chunk, self.entries, self._bad)
-        else:
-            kernels.top_k(*given, self.entries, self._bad)
+        given = self.places, self.values, self._messages, self._found, self._tables
+        kernels.top_k(self._table, self._chunk, *given)
 
     def run_torch(self) -> None:
         """The same by torch's operations."""
@@ -83,12 +87,11 @@ class Selecting:
 
     def wrong(self) -> int:
         """Bytes that are not the CPU's, and the flag where it is set."""
-        count = int(self.entries.count)
         return (
-            wrong_bytes(self.entries.places[:count], self._places)
-            + wrong_bytes(self.entries.values[:count], self._values)
+            wrong_bytes(self.places, self._places)
+            + wrong_bytes(self.values, self._values)
             + wrong_bytes(self.left, self._left)
-            + int(self._bad)
+            + int(self._found[segments.BAD])
         )
 
 

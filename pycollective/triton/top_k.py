@@ -328,9 +328,9 @@ def _chunk(
     inside = at < (count if MASKED else SIZE)
     mask = inside if MASKED or SIZE != WIDE else None
     greatest, c = _sum_at(row, first, at, mask, HOLDS, ALIGNED, TYPE)
-    _tell_nonzero(found, row, greatest)
     left = pointer(row, LEFT, tl.float32, ALIGNED) + first
     tl.store(left + at, c, mask=mask)
+    _tell_nonzero(found, row, greatest)
     key = key_of(c)
     if MASKED or SIZE != WIDE:
         key = tl.where(inside, key, -1)
@@ -454,9 +454,9 @@ def _add_block(
     inside = at < tl.load(row + COUNT) - first
     mask = inside if MASKED else None
     greatest, c = _sum_at(row, first, at, mask, HOLDS, ALIGNED, TYPE)
-    _tell_nonzero(found, row, greatest)
     left = pointer(row, LEFT, tl.float32, ALIGNED) + first
     tl.store(left + at, c, mask=mask)
+    _tell_nonzero(found, row, greatest)
     key = key_of(c)
     if MASKED:
         key = tl.where(inside, key, -1)
@@ -1057,9 +1057,10 @@ def _write(
 ) -> torch.Tensor:
     """The entries. Return how many there are, if those of `active` rows lie one behind another."""
     in_all = len(on.rows)
-    above, ties = torch.empty(2, on.programs, dtype=torch.int64, device=tables.device)
-    totals = torch.empty(in_all, dtype=torch.int64, device=tables.device)
-    count = torch.empty(1, dtype=torch.int64, device=tables.device)
+    above, ties, totals, count = (
+        torch.empty(size, dtype=torch.int64, device=tables.device)
+        for size in (on.programs, on.programs, in_all, 1)
+    )
     candidates, offsets, counts, known = lists
     shape = {"SIZE": BLOCK, "ROOM": ROOM, "ALIGNED": on.aligned, **_FEW, **OPTIONS}
     _count_selected[on.programs,](

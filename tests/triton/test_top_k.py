@@ -216,7 +216,7 @@ def test_a_whole_chunk_and_a_tail(kernels, kind, chunk):
 
 @MOSTLY_INTERPRETED
 def test_a_long_chunk_and_a_tail(kernels):
-    selection("gaussian", 21_000, TYPES[0], 200).check(kernels, 20_032)
+    selection("gaussian", 21_000, TYPES[2], 200).check(kernels, 20_032)
 
 
 @MOSTLY_INTERPRETED
@@ -275,6 +275,7 @@ def rows_of_all_kinds(long):
         row_of("gaussian", 64, TYPES[2], 1, item=10),
         row_of("gaussian", long, TYPES[0], 60, item=11),
         row_of("gaussian", 1, TYPES[1], item=12),
+        Row(few, None, item=13),
     ]
 
 
@@ -508,11 +509,11 @@ def test_arguments_that_are_refused(others):
 
 @STORM
 def test_another_length_compiles_nothing():
-    """Nor does another place; lengths change from parameter to parameter."""
+    """Nor does another number of rows."""
     with executed(execute=False) as launches:
         found = []
-        for count, k in ((33_000, 330), (65_536, 1)):
-            selection("zeros", count, TYPES[0], k).run(COMPILED)
+        for count, k, many in ((33_000, 330, 1), (65_536, 1, 3)):
+            Selection([row_of("zeros", count, TYPES[0], k)] * many).run(COMPILED)
             found.append({id(each) for every in launches.kernels.values() for each in every})
     assert found[0] == found[1]
 
