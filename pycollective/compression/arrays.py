@@ -36,15 +36,13 @@ class Flat(Protocol):
         address: of the first element.
         count: elements.
         dtype: the number of their type in `segments.DTYPES`.
+        array: all of them, flat.
     """
 
     address: int
     count: int
     dtype: int
-
-    def part(self, start: int, stop: int) -> Any:
-        """A view of some elements."""
-        ...
+    array: Any
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -64,24 +62,18 @@ class FlatArray:
             )
         if not array.flags.c_contiguous or (written and not array.flags.writeable):
             raise ConfigurationError("a gradient to compress must be C-contiguous and writable")
-        self._array = array.reshape(-1)
+        self.array = array.reshape(-1)
         self.address, self.count = address_of(array), array.size
         self.dtype = DTYPES.index(array.dtype.name)
-
-    def part(self, start: int, stop: int) -> NDArray[Any]:
-        return self._array[start:stop]
 
 
 class Window:
     """A part of a `Flat`, as one."""
 
     def __init__(self, flat: Flat, start: int, stop: int) -> None:
-        self._flat, self._start = flat, start
         self.address = flat.address + start * int(_SIZES[flat.dtype])
         self.count, self.dtype = stop - start, flat.dtype
-
-    def part(self, start: int, stop: int) -> Any:
-        return self._flat.part(self._start + start, self._start + stop)
+        self.array = flat.array[start:stop]
 
 
 @dataclass(frozen=True)

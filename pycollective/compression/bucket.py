@@ -9,8 +9,9 @@ import numpy as np
 
 from pycollective.compression.arrays import Elements, Errors, Item, Segments
 from pycollective.compression.groups import Groups
+from pycollective.compression.header import header_bytes
 from pycollective.compression.kernels import Kernels
-from pycollective.compression.message import Call, header_bytes
+from pycollective.compression.message import Call
 from pycollective.compression.partition import Partition, Range, Shards
 from pycollective.compression.residuals import Residuals
 

@@ -11,35 +11,27 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields, replace
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pycollective.agree import agree
 from pycollective.communicator import Communicator
 from pycollective.compression.arrays import Flat, Floats, Item, whole
 from pycollective.compression.checkpoint import Keeper, Saved, check_saved, mean_of
-from pycollective.compression.groups import Group, GroupMaker, Groups
+from pycollective.compression.given import Given, compare
+from pycollective.compression.groups import GroupMaker, Groups
+from pycollective.compression.header import Agreement, digest_of, header_bytes
 from pycollective.compression.kernels import CpuKernels, Kernels
-from pycollective.compression.message import (
-    Agreement,
-    AtOnce,
-    Call,
-    Found,
-    Learning,
-    digest_of,
-    header_bytes,
-)
-from pycollective.compression.partition import Partition, check_steps
-from pycollective.compression.residuals import CarriedErrors, Residuals
+from pycollective.compression.message import AtOnce, Call, Found, Learning
+from pycollective.compression.options import Common, Options, Shape
+from pycollective.compression.partition import Partition
+from pycollective.compression.residuals import CarriedErrors
 from pycollective.errors import CollectiveMismatch, ConfigurationError
 from pycollective.segments import DTYPES, unused_at
 
-Shape = tuple[int, ...]
 # Of parameters, by name; a face may look them up when the ranks compare them.
 Shapes = Mapping[str, Sequence[int]] | Callable[[], Mapping[str, Sequence[int]]]
-Compress = Callable[[str, Shape], bool]
 _T = TypeVar("_T")
 _log = logging.getLogger("pycollective")
 
@@ -56,147 +48,6 @@ _CALL_BYTES = header_bytes(0) + 2
 def _is_large(_name: str, shape: Shape) -> bool:
     """Whether a parameter is compressed, unless the caller decides."""
     return len(shape) > 1 and math.prod(shape) >= _SMALL
-
-
-class Codec(Protocol):
-    """Averages the gradients of a call, and keeps in its residuals what it does not send.
-
-    In each call `steps` is how many have counted since the dense ones at the start.
-
-    Attributes:
-        residuals: by kind, "worker" and perhaps "server".
-    """
-
-    residuals: Mapping[str, Residuals]
-
-    def all_reduce(self, items: list[Item], agreement: Agreement, steps: int) -> Call:
-        """Average the gradients over all ranks, in place; `commit` makes new residuals count.
-
-        They hold anything where something is not finite.
-        """
-        ...
-
-    def reduce_scatter(
-        self, items: list[Item], agreement: Agreement, steps: int, out: Flat
-    ) -> Call:
-        """Average the gradients; `out` gets what this rank owns."""
-        ...
-
-    def commit(self) -> None:
-        """Make the step's new residuals those that the next begins with."""
-        ...
-
-
-class Options(Protocol):
-    """The options of a codec, which ranks must give alike; a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def codec(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def chunk(self) -> int:
-        """How many elements of a parameter are never parted."""
-        ...
-
-    def checked(self) -> dict[str, Any]:
-        """By name, as JSON can say.
-
-        Raises:
-            ConfigurationError: one of them cannot be.
-        """
-        ...
-
-    def make(
-        self, groups: Groups, partition: Partition, kernels: Kernels, learning: Learning
-    ) -> Codec:
-        """The codec."""
-        ...
-
-
-@dataclass(frozen=True)
-class Common:
-    """The options of all states; see `OneBitState`."""
-
-    between: str
-    compress: Compress | None
-    dense_steps: int
-
-    def checked(self) -> dict[str, Any]:
-        """By name, as JSON can say. What `compress` says is told by parameter.
-
-        Raises:
-            ConfigurationError: one of them cannot be.
-        """
-        if self.between not in ("hosts", "ranks"):
-            raise ConfigurationError(f"between={self.between!r} is neither 'hosts' nor 'ranks'")
-        check_steps("dense_steps", self.dense_steps)
-        return {"between": self.between, "dense_steps": self.dense_steps}
-
-
-@dataclass(frozen=True)
-class Given(Generic[_T]):
-    """What one rank was given.
-
-    Attributes:
-        digest: of all that must be the same on every rank.
-        text: the same in words, for the error where ranks differ.
-        value: what the rank made of it.
-    """
-
-    digest: int
-    text: str
-    value: _T
-
-
-def compare(group: Group, what: str, given: Callable[[], Given[_T]]) -> Given[_T]:
-    """Compare what ranks were given; collective, also for a rank that refuses it.
-
-    Args:
-        group: of the ranks.
-        what: the name of the call, for errors.
-        given: looks at this rank's arguments, and raises where it refuses them.
-
-    Raises:
-        Exception: what `given` raised; no other rank waits for this one.
-        CollectiveMismatch: another rank's `given` raised, or what it was given differs.
-    """
-    mine: list[Given[_T]] = []
-
-    def tell() -> tuple[int, str]:
-        found = given()
-        mine.append(found)
-        return found.digest, found.text
-
-    def check(said: list[tuple[int, str]]) -> None:
-        others = [rank for rank, (digest, _) in enumerate(said) if digest != said[0][0]]
-        if others:
-            raise CollectiveMismatch(
-                f"{what}: rank(s) {others} were given something else than rank 0: rank "
-                f"{others[0]} {said[others[0]][1]}; rank 0 {said[0][1]}"
-            )
-
-    agree(group.all_gather, what, tell, check, refusal=CollectiveMismatch)
-    return mine[0]
-
-
-class Place:
-    """Where a state's gradients are: here the host's memory."""
-
-    def kernels(self) -> Kernels:
-        """The kernels there.
-
-        Raises:
-            ConfigurationError: there are none.
-        """
-        return CpuKernels()
-
-    def learning(self, name: str, groups: Groups) -> Learning:
-        """When the host learns what calls have found; `name` is the state's, in errors."""
-        return AtOnce()
 
 
 class Step:
@@ -240,7 +91,8 @@ class ErrorFeedback:
         ranks: Communicator | Groups | GroupMaker,
         options: Options,
         common: Common,
-        place: Place | None = None,
+        kernels: Callable[[], Kernels] = CpuKernels,
+        learning: Callable[[Groups], Learning] = lambda _: AtOnce(),
     ) -> None:
         """Agree with the other ranks on all of it; only then make groups.
 
@@ -250,19 +102,21 @@ class ErrorFeedback:
             ranks: that average.
             options: of the codec.
             common: of all codecs.
-            place: where the gradients are; None for the host's memory.
+            kernels: makes those for where the gradients are; raises `ConfigurationError` where
+                there are none.
+            learning: when the host learns what calls have found; given the state's groups.
 
         Raises:
             ConfigurationError: an option cannot be.
             CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
         """
         self.name, self._options = name, options
-        maker, place = GroupMaker.of(ranks), place or Place()
+        maker = GroupMaker.of(ranks)
 
         def given() -> Given[None]:
             described = {"codec": options.codec, **options.checked(), **common.checked()}
             shapes = parameters() if callable(parameters) else parameters
-            self._kernels = place.kernels()
+            self._kernels = kernels()
             wants = common.compress or _is_large
             self._described = described
             self.shapes = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
@@ -282,7 +136,7 @@ class ErrorFeedback:
         self.groups = maker.make(common.between)
         self.hosts = self.groups.hosts
         self.partition = Partition(self.hosts, options.chunk)
-        self._learning = place.learning(name, self.groups)
+        self._learning = learning(self.groups)
         self.codec = options.make(self.groups, self.partition, self._kernels, self._learning)
         if common.between == "hosts" and self.hosts.count == 1 < self.hosts.ranks:
             self._warn_of_one_host()
@@ -535,7 +389,7 @@ class ErrorFeedback:
         # No message says what the call is about: the types of elements are a part of that here.
         agreement = self._agreement(self._step_under_way(), items, of_types=True)
         call = self._compare_calls(agreement, self.is_dense_for_good)
-        self.groups.all.average([flat.part(0, flat.count) for flat in flats])
+        self.groups.all.average([flat.array for flat in flats])
         self._kernels.check_finite(whole(flats), call.found)
         return call
 

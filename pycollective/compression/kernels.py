@@ -8,18 +8,16 @@ that it can be cut and reshaped; devices have kernels in `pycollective.torch.com
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.compression.arrays import Flat, Floats, Numbers, address_of, whole
+from pycollective.compression.header import AGREED, BITS, FLAGS, Agreement
 from pycollective.errors import ConfigurationError
 from pycollective.segments import BAD, DIFFERS, ENTRY, ITEM, NONZERO, zero_at
-
-if TYPE_CHECKING:
-    from pycollective.compression.message import Agreement
 
 Bytes = NDArray[np.uint8]
 Read = tuple[Any, Numbers, int]  # a buffer, where headers begin, and where they go in `found`
@@ -138,6 +136,12 @@ class Kernels(Protocol):
         """Write elements in fp32 to messages, (rows, bytes), which begin with a plain header."""
         ...
 
+    def average_copies(
+        self, table: Any, messages: Any, divisor: int, found: Any, zeros: int
+    ) -> None:
+        """Average what is not compressed, as `dequantize` does it."""
+        ...
+
     def sum(self, rows: Any, first: int, count: int) -> Any:
         """The sum of fp32 numbers, from byte `first` of each row on, in the contract's order."""
         ...
@@ -237,9 +241,6 @@ class Kernels(Protocol):
         ...
 
 
-# In a header: what must be alike, the flags, and a bit a parameter.
-_AGREED = np.array([*range(12), *range(16, 20)])
-_FLAGS, _BITS = 12, 24
 # Of a call about segments that are not compressed.
 _NO_CODEC = "one_bit", 64
 
@@ -248,6 +249,9 @@ class CpuKernels:
     """Native kernels, and NumPy's arrays."""
 
     most_hosts = 1 << 15
+    fill_nan, check_finite = staticmethod(_core.fill_nan), staticmethod(_core.check_finite)
+    quantize, dequantize = staticmethod(_core.quantize), staticmethod(_core.dequantize)
+    top_k, add = staticmethod(_core.top_k), staticmethod(_core.sparse_add)
 
     def memory(self, words: int, sizes: Sequence[int]) -> tuple[Any, list[Any]]:
         return np.zeros(words, np.int32), [np.zeros(size, np.uint8) for size in sizes]
@@ -295,20 +299,20 @@ class CpuKernels:
         for buffer, offsets, at in reads:
             heads = buffer.take(offsets[:, None] + np.arange(mine.size), mode="clip")
             told[at : at + heads.size] = heads.reshape(-1)
-            if (heads[:, _AGREED] != mine[_AGREED]).any():
+            if (heads[:, AGREED] != mine[AGREED]).any():
                 found[BAD] = found[DIFFERS] = 1
-            if (heads[:, _FLAGS] & 1).any():
+            if (heads[:, FLAGS] & 1).any():
                 found[BAD] = 1
         zero = found[NONZERO:][:items] == 0
         if means:
-            bits = np.bitwise_and.reduce(heads[:, _BITS:])
+            bits = np.bitwise_and.reduce(heads[:, BITS:])
             zero = np.unpackbits(bits, count=items, bitorder="little")
             found[zero_at(items) :][:items] = zero
         if write is not None:
             if found[DIFFERS]:
                 mine[:8] ^= 0xFF
-            mine[_FLAGS] = found[BAD]
-            mine[_BITS:] = np.packbits(zero, bitorder="little")
+            mine[FLAGS] = found[BAD]
+            mine[BITS:] = np.packbits(zero, bitorder="little")
             write[:, : mine.size] = mine
 
     def copy(self, table: Any, messages: Any, found: Any, agreement: Agreement) -> None:
@@ -318,6 +322,11 @@ class CpuKernels:
         zeros = zero_at(agreement.items)
         _core.quantize(*_NO_CODEC, table, messages.reshape(-1), found, zeros)
 
+    def average_copies(
+        self, table: Any, messages: Any, divisor: int, found: Any, zeros: int
+    ) -> None:
+        _core.dequantize(*_NO_CODEC, table, messages, divisor, found, zeros)
+
     def sum(self, rows: Any, first: int, count: int) -> Any:
         total = np.empty(count, np.float32)
         if not count:
@@ -325,12 +334,6 @@ class CpuKernels:
         leaves = rows[:, first : first + 4 * count]
         _core.reduce_into([row.view(np.float32) for row in leaves], "sum", total)
         return total
-
-    def fill_nan(self, table: Any, found: Any) -> None:
-        _core.fill_nan(table, found)
-
-    def check_finite(self, table: Any, found: Any) -> None:
-        _core.check_finite(table, found)
 
     def verdict(self, found: Any) -> Any:
         return found[: DIFFERS + 1].view(np.uint8)
@@ -340,31 +343,6 @@ class CpuKernels:
         if at:
             found[at : at + words.size] = words
         found[: DIFFERS + 1] |= np.bitwise_or.reduce(words.reshape(-1, 2))
-
-    def quantize(
-        self, codec: str, chunk: int, table: Any, messages: Any, found: Any, zero_at: int = 0
-    ) -> None:
-        _core.quantize(codec, chunk, table, messages, found, zero_at)
-
-    def dequantize(
-        self,
-        codec: str,
-        chunk: int,
-        table: Any,
-        messages: Any,
-        divisor: int,
-        found: Any,
-        zero_at: int = 0,
-    ) -> None:
-        _core.dequantize(codec, chunk, table, messages, divisor, found, zero_at)
-
-    def top_k(
-        self, table: Any, chunk: int, places: Any, values: Any, messages: Any, found: Any
-    ) -> None:
-        _core.top_k(table, chunk, places, values, messages, found)
-
-    def add(self, table: Any, messages: Any, found: Any) -> None:
-        _core.sparse_add(table, messages, found)
 
     def histogram(self, table: Any, shift: int, bits: int, prefixes: Any, bins: Any) -> None:
         rows = bins.view(np.int32).reshape(-1, 1 << bits)
@@ -431,7 +409,7 @@ class CpuKernels:
             )
             mine = table[table[:, ENTRY] == shard]
             bits = int(mine[:, ITEM].max(initial=0)) // 8 + 1
-            heads = [came[each.start + _BITS :][:bits] for each in rows]
+            heads = [came[each.start + BITS :][:bits] for each in rows]
             zero = np.unpackbits(np.bitwise_and.reduce(heads), bitorder="little")
             _core.sparse_scatter(mine, places[:count], sums[:count], divisor, found, zero)
 

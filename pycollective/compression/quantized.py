@@ -26,9 +26,11 @@ from pycollective import _core
 from pycollective.compression.arrays import Elements, Flat, Item, Numbers, Segments
 from pycollective.compression.bucket import Bucket, ByBucket, HostSums
 from pycollective.compression.groups import Groups
+from pycollective.compression.header import Agreement, header_bytes
 from pycollective.compression.kernels import Kernels
-from pycollective.compression.message import Agreement, Call, Learning, header_bytes
-from pycollective.compression.partition import Partition, check_chunk
+from pycollective.compression.message import Call, Learning
+from pycollective.compression.options import check_chunk
+from pycollective.compression.partition import Partition
 from pycollective.compression.residuals import Residuals
 from pycollective.segments import zero_at
 
@@ -116,7 +118,8 @@ class Plan:
         bytes: how long the messages about this rank's local shard are; 0 without one.
         sent: its host shards, in the messages to their owners; `ranges`: of each parameter.
         owned: the one that this rank owns, in its message to all; `owned_ranges` likewise.
-        means: where its averages lie, fp32 numbers one behind another; `mean_count` of them.
+        copies: where the averages of what is not compressed of that lie, fp32 numbers one behind
+            another; `copied` of them, in `memory` once it is needed.
         results: all local shards' host shards in what the ranks of a host tell each other.
         results_bytes: how long that is, of each rank.
         heads: where messages begin in it, and `senders`.
@@ -140,8 +143,10 @@ class Plan:
             self.ranges = [ranges[hosts.shard] for ranges in bucket.local_shards]
             starts, stops = bucket.shards.host(hosts.shard, hosts.own)
             self.owned_ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
-            self.mean_count = int((stops - starts).sum())
-            self.means = 4 * (np.cumsum(stops - starts) - stops)  # of element 0
+            sizes = np.where(bucket.shards.uncompressed, stops - starts, 0)
+            self.copied = int(sizes.sum())
+            self.copies = 4 * (np.cumsum(sizes) - sizes - starts)  # of element 0
+            self.memory: Any = None
 
 
 class Quantized:
@@ -251,15 +256,19 @@ class Quantized:
     def _average(self, bucket: Bucket, plan: Plan, call: Call, came: Any) -> None:
         """Phase two: write the message of the means that this rank owns."""
         kernels, message = self._kernels, call.messages[2]
-        memory = kernels.floats(plan.mean_count)
-        means = Elements.of_sums(memory, kernels.address(memory), plan.means)
+        errors = bucket.errors(self._owner_residual, plan.owned_ranges, kernels)
+        if plan.memory is None:
+            plan.memory = kernels.floats(plan.copied)
+        copies = kernels.address(plan.memory) + plan.copies
+        # The means lie where what they leave will lie: each number is read before it is written.
+        addresses = np.where(errors.left != 0, errors.left, copies)
+        means = Elements(addresses, np.zeros_like(addresses))
         # Decodes the hosts' payloads, adds them up in the contract's order, from the first host to
         # the last, and divides by the number of ranks.
         self._decode_owned(plan.owned.table(means), came, call)
         # What is all zero on every host may be a parameter that no rank used: DDP then ignores what
         # comes back, so it is sent as zeros, and its residuals stay where they are.
         zeros = zero_at(len(bucket.items))
-        errors = bucket.errors(self._owner_residual, plan.owned_ranges, kernels)
         table = plan.owned.table(means, errors)
         kernels.quantize(*self._codec, table, message, call.found, zeros)
         call.headers(message.reshape(1, -1), means=True)

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from pycollective.communicator import Communicator
 from pycollective.compression.arrays import FlatArray
 from pycollective.compression.checkpoint import SavedByStateDict
-from pycollective.compression.feedback import Common, Compress, ErrorFeedback, Options, Shapes
+from pycollective.compression.feedback import ErrorFeedback, Shapes
 from pycollective.compression.groups import GroupMaker, Groups
+from pycollective.compression.options import Common, Compress, Options
 from pycollective.compression.quantized import QuantizedOptions
 from pycollective.compression.top_k import TopKOptions
 from pycollective.typing import Between, By, Exchange, Values

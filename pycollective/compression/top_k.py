@@ -29,22 +29,17 @@ from numpy.typing import NDArray
 from pycollective.compression.arrays import Elements, Flat, Item, Numbers, Segments
 from pycollective.compression.bucket import Bucket, ByBucket, HostSums
 from pycollective.compression.groups import Groups, exchange_lengths, gather_lengths
+from pycollective.compression.header import Agreement, header_bytes
 from pycollective.compression.kernels import TAIL, VALUES, Came, Kernels, Part, tail_bound
-from pycollective.compression.message import Agreement, Call, Learning, header_bytes
-from pycollective.compression.partition import (
-    Partition,
-    check_chunk,
-    check_one_of,
-    check_steps,
-)
+from pycollective.compression.message import Call, Learning
+from pycollective.compression.options import check_chunk, check_one_of, check_steps
+from pycollective.compression.partition import Partition
 from pycollective.compression.residuals import Residuals
 from pycollective.errors import CollectiveMismatch, ConfigurationError
 from pycollective.segments import zero_at
 
 # Bits of a magnitude that each round of histograms settles: (shift, bits).
 ROUNDS = ((20, 11), (10, 10), (0, 10))
-# Of segments that are not compressed.
-_NO_CODEC = "one_bit", 64
 
 
 def count_of(density: float, count: int) -> int:
@@ -519,4 +514,4 @@ class TopK:
                 rows = arrived.buffer[first : first + arrived.lengths.shape[1] * stride]
                 table = copies.table(outs)
                 rows = rows.reshape(-1, stride)
-                kernels.dequantize(*_NO_CODEC, table, rows, ranks, found, zeros)
+                kernels.average_copies(table, rows, ranks, found, zeros)

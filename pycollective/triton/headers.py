@@ -205,11 +205,10 @@ def headers(
     length = FIELDS.value + -(-mine[2] // 8)
     if len(reads) > _MOST_READS:
         raise ConfigurationError(f"headers of {_MOST_READS} reads at most, not {len(reads)}")
-    room = max([0, *(at + len(offsets) * length for _, offsets, at in reads)])
-    check("found", found, (torch.int32,), max(segments.heads_at(mine[2]), room) // 4, found.device)
+    ends = (at + len(offsets) * length for _, offsets, at in reads)
+    room = max([segments.heads_at(mine[2]), *ends])
+    check("found", found, (torch.int32,), -(-room // 4), found.device)
     own = found.view(torch.uint8)
-    if room > own.numel():
-        raise ConfigurationError(f"found has {own.numel()} bytes; the headers need {room}")
     out = own.view(1, -1)[:0] if write is None else write
     if write is not None and (write.shape[1] < length or write.stride(1) != 1):
         raise ConfigurationError(f"messages must have at least {length} contiguous bytes")

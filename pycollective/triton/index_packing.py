@@ -43,7 +43,7 @@ PER_BLOCK = tl.constexpr(128)  # places
 MOST_UNARY = tl.constexpr(48)  # bytes of a block
 HEAD = tl.constexpr(8)  # bytes of a tail before its stream
 _ONE_WARP = {"TILE": 512, "num_warps": 1, **OPTIONS}
-VALUES = 1024  # bytes of a program
+VALUES = 512  # bytes of a program
 
 # Columns of the numbers that kernels are given of each message.
 ENTRY = tl.constexpr(0)  # the number of its first entry

@@ -80,7 +80,7 @@ def _elements(
     x,
     held,
     is_held,
-    bits,
+    magnitudes,
     first,
     left,
     STEPS: tl.constexpr,
@@ -89,7 +89,7 @@ def _elements(
     MASKED: tl.constexpr,
 ):
     """c of `STEPS` steps from an element of each chunk on, with zeros behind the last element; and
-    `bits` with those that any element of the gradient has."""
+    `magnitudes` with those of the gradient added, which tells whether all are zero."""
     at = first + tl.arange(0, CHUNKS)[:, None] * CHUNK + tl.arange(0, SUMS)[None, :]
     are_held = tl.full(at.shape, is_held, tl.int64) != 0
     cs = ()
@@ -98,11 +98,11 @@ def _elements(
         mask = here < left if MASKED else None
         other = 0 if MASKED else None
         c = widened(tl.load(x + here, mask=mask, other=other), TYPE)
-        bits |= c.to(tl.int32, bitcast=True)
+        magnitudes += tl.abs(c)
         # To add -0 changes no number.
         c += tl.load(held + here, mask=mask & are_held if MASKED else are_held, other=-0.0)
         cs = cs + (c,)
-    return cs, bits
+    return cs, magnitudes
 
 
 @triton.jit
@@ -202,13 +202,18 @@ def _encoded(
     ONE_BIT: tl.constexpr = CODEC == "one_bit"
     RECORD: tl.constexpr = 4 + (CHUNK // 8 if ONE_BIT else CHUNK)
     columns = tl.zeros((CHUNKS, SUMS), tl.float32 if ONE_BIT else tl.uint32)
-    bits = tl.zeros((CHUNKS, SUMS), tl.int32)
+    # Of a sum no terms wait for others, as those of a bitwise or do, in registers.
+    magnitudes = tl.zeros((CHUNKS, SUMS), tl.float32)
     if KEPT == CHUNK:
-        cs, bits = _elements(x, held, is_held, bits, 0, count, STEPS, CHUNK, TYPE, MASKED)
+        cs, magnitudes = _elements(
+            x, held, is_held, magnitudes, 0, count, STEPS, CHUNK, TYPE, MASKED
+        )
         columns = _accumulated(columns, cs, CODEC)
     else:
         for first in range(0, CHUNK, KEPT):
-            cs, bits = _elements(x, held, is_held, bits, first, count, STEPS, CHUNK, TYPE, MASKED)
+            cs, magnitudes = _elements(
+                x, held, is_held, magnitudes, first, count, STEPS, CHUNK, TYPE, MASKED
+            )
             columns = _accumulated(columns, cs, CODEC)
     folded = _folded(columns, CODEC)
     chunk = tl.arange(0, CHUNKS)
@@ -239,18 +244,20 @@ def _encoded(
             _store_int8(cs, scale, times, left, data, 0, count, CHUNK, MASKED)
     else:
         for first in range(0, CHUNK, KEPT):
-            cs, _ = _elements(x, held, is_held, bits, first, count, STEPS, CHUNK, TYPE, MASKED)
+            cs, _ = _elements(
+                x, held, is_held, magnitudes, first, count, STEPS, CHUNK, TYPE, MASKED
+            )
             if ONE_BIT:
                 _store_one_bit(cs, scale, left, data, first, count, CHUNK, MASKED)
             else:
                 _store_int8(cs, scale, times, left, data, first, count, CHUNK, MASKED)
-    return _any(bits)
+    return _any(magnitudes)
 
 
 @triton.jit
-def _any(bits):
-    """Whether any of these words of floats is not zero, of either sign."""
-    return tl.max((bits << 1 != 0).to(tl.int32)) != 0
+def _any(magnitudes):
+    """Whether any is not zero; a NaN is not."""
+    return tl.max((magnitudes != 0).to(tl.int32)) != 0
 
 
 @triton.jit
@@ -258,21 +265,21 @@ def _copied(x, out, count, TYPE: tl.constexpr):
     """At most `COPIED` elements to fp32 numbers that lie anywhere. Returns as `_encoded`."""
     if (count >= COPIED) & (out.to(tl.int64) % 4 == 0):
         at = tl.arange(0, COPIED)
-        word = widened(tl.load(x + at), TYPE).to(tl.int32, bitcast=True)
-        tl.store(out.to(tl.pointer_type(tl.int32)) + at, word)
-        is_any = _any(word)
+        wide = widened(tl.load(x + at), TYPE)
+        tl.store(out.to(tl.pointer_type(tl.float32)) + at, wide)
+        is_any = _any(wide)
     else:
         byte = tl.arange(0, 4)[None, :]
-        bits = tl.zeros((PIECE,), tl.int32)
+        magnitudes = tl.zeros((PIECE,), tl.float32)
         for first in range(0, tl.minimum(count, COPIED).to(tl.int32), PIECE):
             here = first + tl.arange(0, PIECE)
             mask = here < count
-            wide = widened(tl.load(x + here, mask=mask, other=0), TYPE)
-            each = wide.to(tl.int32, bitcast=True)
-            bits |= each
-            shifted = (each[:, None] >> 8 * byte).to(tl.uint8)
+            number = widened(tl.load(x + here, mask=mask, other=0), TYPE)
+            magnitudes += tl.abs(number)
+            word = number.to(tl.int32, bitcast=True)
+            shifted = (word[:, None] >> 8 * byte).to(tl.uint8)
             tl.store(out + 4 * here[:, None] + byte, shifted, mask=mask[:, None])
-        is_any = _any(bits)
+        is_any = _any(magnitudes)
     return is_any
 
 
@@ -730,7 +737,7 @@ def dequantize(
     if not 1 <= ranks <= _MOST_ROWS:
         raise ConfigurationError(f"messages must be of 1 to {_MOST_ROWS} ranks, not {ranks}")
     is_packed = table[:, segments.K] != 0
-    needed = _programs(table[:, segments.COUNT], math.gcd(chunk, DECODED.value))
+    needed = programs(table[:, segments.COUNT], math.gcd(chunk, DECODED.value))
     # A segment without elements may be a parameter's only one.
     made = tables.of(table, np.maximum(needed, 1) if zero_at else needed)
     codecs = (codec,) if is_packed.any() else ()
@@ -752,7 +759,7 @@ def dequantize(
             )
 
 
-def _programs(count: NDArray[np.int64], block: int) -> NDArray[np.int64]:
+def programs(count: NDArray[np.int64], block: int) -> NDArray[np.int64]:
     """How many programs decode so many elements: full ones, and those of what is left."""
     full, left = np.divmod(count, DECODED.value)
     return full - (-left // min(block, PIECE.value))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pycollective import order, segments
 from pycollective.errors import ConfigurationError
 from pycollective.order import COMBINE
-from pycollective.triton.floats import narrowed
+from pycollective.triton.floats import divided, narrowed
 from pycollective.triton.formats import FORMATS
 from pycollective.triton.index_packing import CAME, START, read
 from pycollective.triton.tables import (
@@ -117,7 +117,7 @@ def _average(
             *(32 * tl.arange(0, ROWS) < left, COMBINES),
         )
         if DIVIDED:
-            x = tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
+            x = divided(x, divisor)
         place = (32 * tl.arange(0, ROWS))[:, None] + tl.arange(0, 32)[None, :]
         word = tl.where(has & (place < left), narrowed(x, WORD, FORMAT), 0).to(WORD)
         out = pointer(row, ADDRESS, WORD, ALIGNED) + first + place

@@ -129,26 +129,32 @@ def nearest_finite(c, WORD: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def _sum_at(row, first, at, mask, HOLDS: tl.constexpr, ALIGNED: tl.constexpr, TYPE: tl.constexpr):
-    """(the words of x, x + held as fp32) of a row's elements `first + at`."""
+    """(the greatest magnitude of x, as bits; x + held) of a row's elements `first + at`."""
     WORD: tl.constexpr = tl.int32 if TYPE == "float32" else tl.int16
-    word = tl.load(pointer(row, ADDRESS, WORD, ALIGNED) + first + at, mask=mask)
+    MOST: tl.constexpr = (1 << (WORD.primitive_bitwidth - 1)) - 1
+    other = None if mask is None else 0
+    word = tl.load(pointer(row, ADDRESS, WORD, ALIGNED) + first + at, mask=mask, other=other)
     c = widened(word, TYPE)
     if HOLDS:
         holds = tl.full(at.shape, tl.load(row + HELD), tl.int64) != 0
         held = pointer(row, HELD, tl.int32, ALIGNED) + first + at
         # The word is -0.0, with which a sum is the number itself.
-        other = tl.load(held, mask=holds if mask is None else mask & holds, other=-0x80000000)
-        c += other.to(tl.float32, bitcast=True)
-    return word, c
+        more = tl.load(held, mask=holds if mask is None else mask & holds, other=-0x80000000)
+        c += more.to(tl.float32, bitcast=True)
+    return tl.max((word & MOST).to(tl.int32), axis=0), c
 
 
 @triton.jit
-def _tell(found, row, word, key):
-    """Say so if a gradient's words are not all zero, or a sum is not finite."""
-    MOST: tl.constexpr = (1 << (word.dtype.primitive_bitwidth - 1)) - 1
-    if tl.max((word & MOST).to(tl.int32), axis=0) > 0:
+def _tell_nonzero(found, row, greatest):
+    """Say so if a gradient's greatest magnitude is not 0."""
+    if greatest > 0:
         tl.atomic_or(found + NONZERO + tl.load(row + ITEM), 1, sem="relaxed")
-    if tl.max(key, axis=0) >= INFINITE:
+
+
+@triton.jit
+def _tell_bad(found, most):
+    """Say so if the greatest magnitude is not finite."""
+    if most >= INFINITE:
         tl.atomic_or(found + BAD, 1, sem="relaxed")
 
 
@@ -157,18 +163,21 @@ def _copy(
     row, first, messages, found, SIZE: tl.constexpr, ALIGNED: tl.constexpr, TYPE: tl.constexpr
 ):
     """Up to `SIZE` elements of a row that is not compressed, from `first` on, in fp32."""
-    WIDE: tl.constexpr = triton.next_power_of_2(SIZE)
-    at = tl.arange(0, WIDE)
-    inside = (at < tl.load(row + COUNT) - first) & (at < SIZE)
-    word, c = _sum_at(row, first, at, inside, False, ALIGNED, TYPE)
-    _tell(found, row, tl.where(inside, word, 0).to(word.dtype), tl.zeros((1,), tl.int32))
-    wide = c.to(tl.int32, bitcast=True)
     to = messages + tl.load(row + AT) + 4 * first
-    if to.to(tl.int64) % 4 == 0:
-        tl.store(to.to(tl.pointer_type(tl.int32)) + at, wide, mask=inside)
-    else:
-        for byte in tl.static_range(4):
-            tl.store(to + 4 * at + byte, (wide >> (8 * byte)).to(tl.uint8), mask=inside)
+    many = tl.minimum(tl.load(row + COUNT) - first, SIZE).to(tl.int32)
+    most = tl.full((), 0, tl.int32)
+    for begin in range(0, many, 256):
+        at = begin + tl.arange(0, 256)
+        inside = at < many
+        greatest, c = _sum_at(row, first, at, inside, False, ALIGNED, TYPE)
+        most = tl.maximum(most, greatest)
+        word = c.to(tl.int32, bitcast=True)
+        if to.to(tl.int64) % 4 == 0:
+            tl.store(to.to(tl.pointer_type(tl.int32)) + at, word, mask=inside)
+        else:
+            for byte in tl.static_range(4):
+                tl.store(to + 4 * at + byte, (word >> (8 * byte)).to(tl.uint8), mask=inside)
+    _tell_nonzero(found, row, most)
 
 
 @triton.jit
@@ -318,16 +327,16 @@ def _chunk(
     at = tl.arange(0, WIDE)
     inside = at < (count if MASKED else SIZE)
     mask = inside if MASKED or SIZE != WIDE else None
-    word, c = _sum_at(row, first, at, mask, HOLDS, ALIGNED, TYPE)
+    greatest, c = _sum_at(row, first, at, mask, HOLDS, ALIGNED, TYPE)
     left = pointer(row, LEFT, tl.float32, ALIGNED) + first
     tl.store(left + at, c, mask=mask)
+    _tell_nonzero(found, row, greatest)
     key = key_of(c)
     if MASKED or SIZE != WIDE:
-        word = tl.where(inside, word, 0).to(word.dtype)
         key = tl.where(inside, key, -1)
-    _tell(found, row, word, key)
-    OF_EACH: tl.constexpr = WIDE // LANES
     most = tl.max(key, axis=0)
+    _tell_bad(found, most)
+    OF_EACH: tl.constexpr = WIDE // LANES
     least, ties = _threshold(key, most, count, k, LANES if OF_EACH >= 8 else 1, OF_EACH)
     word = _shared(bits, _words_of(key > least, WIDE), WIDE)
     if ties > 0:
@@ -444,14 +453,14 @@ def _add_block(
     at = tl.arange(0, SIZE)
     inside = at < tl.load(row + COUNT) - first
     mask = inside if MASKED else None
-    word, c = _sum_at(row, first, at, mask, HOLDS, ALIGNED, TYPE)
+    greatest, c = _sum_at(row, first, at, mask, HOLDS, ALIGNED, TYPE)
     left = pointer(row, LEFT, tl.float32, ALIGNED) + first
     tl.store(left + at, c, mask=mask)
+    _tell_nonzero(found, row, greatest)
     key = key_of(c)
     if MASKED:
-        word = tl.where(inside, word, 0).to(word.dtype)
         key = tl.where(inside, key, -1)
-    _tell(found, row, word, key)
+    _tell_bad(found, tl.max(key, axis=0))
     if LISTS:
         least = tl.load(known + LEAST).to(tl.int32)
         if least >= 0:
@@ -1048,9 +1057,10 @@ def _write(
 ) -> torch.Tensor:
     """The entries. Return how many there are, if those of `active` rows lie one behind another."""
     in_all = len(on.rows)
-    above, ties = torch.empty(2, on.programs, dtype=torch.int64, device=tables.device)
-    totals = torch.empty(in_all, dtype=torch.int64, device=tables.device)
-    count = torch.empty(1, dtype=torch.int64, device=tables.device)
+    above, ties, totals, count = (
+        torch.empty(size, dtype=torch.int64, device=tables.device)
+        for size in (on.programs, on.programs, in_all, 1)
+    )
     candidates, offsets, counts, known = lists
     shape = {"SIZE": BLOCK, "ROOM": ROOM, "ALIGNED": on.aligned, **_FEW, **OPTIONS}
     _count_selected[on.programs,](

@@ -9,7 +9,7 @@ import pytest
 
 from pycollective import CollectiveMismatch, ConfigurationError
 from pycollective.compression.groups import groups_of_communicator
-from pycollective.compression.message import header_bytes
+from pycollective.compression.header import header_bytes
 from tests.compression.players import (
     KINDS,
     SHAPES,

@@ -21,6 +21,7 @@ class Zeros:
     """A flat gradient that is never looked at."""
 
     address = dtype = 0
+    array = np.empty(0)
 
     def __init__(self, count: int) -> None:
         self.count = count

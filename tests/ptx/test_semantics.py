@@ -798,7 +798,7 @@ DEPOT = ".local .align 1 .b8 __local_depot0[1];\n.reg .b64 %SP;\n.reg .b32 %SPL;
 def test_a_stack_may_be_declared_but_not_used():
     memory = launched(f"{DEPOT}{OWN_WORD}st.global.b32 [%rd2], 1;", size=128)
     assert memory.stores == {4: 32}
-    for text in ("mov.b32 %SPL, __local_depot0;", "mov.b32 %r1, __local_depot0;"):
+    for text in ("st.local.b32 [%SP], %r1;", "add.s64 %rd2, %SP, 1;"):
         with pytest.raises(PtxError):
             launched(f"{DEPOT}{text}")
 

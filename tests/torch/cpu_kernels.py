@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pycollective.compression.kernels import CpuKernels
-from pycollective.compression.message import Agreement
+from pycollective.compression.header import Agreement
 from pycollective.triton.tables import Tables, upload
 
 _AS_NUMPY = {torch.bfloat16: torch.int16}

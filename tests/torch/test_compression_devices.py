@@ -21,9 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pycollective import CollectiveMismatch, CollectiveTimeout, ConfigurationError
-from pycollective.compression.feedback import Common, ErrorFeedback
+from pycollective.compression.feedback import ErrorFeedback
 from pycollective.compression.groups import GroupMaker, Groups
 from pycollective.compression.kernels import TAIL, CpuKernels
+from pycollective.compression.options import Common
 from pycollective.compression.partition import Hosts
 from pycollective.compression.quantized import QuantizedOptions
 from pycollective.compression.residuals import Scaled
@@ -31,7 +32,7 @@ from pycollective.compression.top_k import TopKOptions
 from pycollective.torch import compressed_reduce_scatter
 from pycollective.torch.compression import kernels as device_kernels
 from pycollective.torch.compression import states
-from pycollective.torch.compression.devices import Device
+from pycollective.torch.compression.devices import Later
 from pycollective.torch.compression.groups import TorchGroup, group_maker
 from pycollective.torch.compression.kernels import TritonKernels
 from pycollective.torch.compression.states import FlatTensor
@@ -763,7 +764,9 @@ def steps_on_meta(host_of, dense, options):
     with mock.patch.object(device_kernels, "load", kernels.load):
         state = ErrorFeedback(
             *("a state", SHAPES, GroupMaker(groups.all, lambda: None, lambda _: groups)),
-            *(options, Common("hosts", OPTIONS["compress"], 9 * dense), Device(META, Streams())),
+            *(options, Common("hosts", OPTIONS["compress"], 9 * dense)),
+            kernels=lambda: TritonKernels(META),
+            learning=lambda groups: Later(Streams(), "a state", groups.all),
         )
     with mock.patch.object(state._learning, "send", unsent):
         for dtype in (torch.float32, torch.bfloat16):

@@ -98,7 +98,7 @@ def message(kind, dtype="float32"):
     return Message(places, size, values, len(places) + SPARE)
 
 
-def packed(kernels, messages, counted=True, bad=0):
+def packed(kernels, messages, counted=True, bad=0, tables=None):
     """The tails that are written, each with all of its room. No byte beside them is."""
     rooms = np.array([each.room for each in messages], np.int64)
     sizes = np.array([each.size for each in messages], np.int64)
@@ -115,7 +115,7 @@ def packed(kernels, messages, counted=True, bad=0):
     found = torch.tensor([bad, 0, 0, 0], dtype=torch.int32)
     parts = np.stack([first, rooms, sizes, tails], axis=1)
     counts = torch.tensor([len(each.places) for each in messages]) if counted else None
-    tables = kernels.Tables(torch.device("cpu"))
+    tables = tables or kernels.Tables(torch.device("cpu"))
     kernels.pack(places, values, parts, counts, memory, found, tables)
     assert found.tolist() == [bad, 0, 0, 0]
     made = [memory[at : at + n].numpy().copy() for at, n in zip(tails, bounds, strict=True)]
@@ -193,6 +193,14 @@ def test_many_messages(kernels):
     for (places, values), each in zip(found, given, strict=True):
         assert np.array_equal(places, each.places)
         assert np.array_equal(bits(values), each.values.view(np.uint8))
+
+
+@MOSTLY_INTERPRETED
+def test_tables_serve_again(kernels):
+    """Also messages of more blocks."""
+    tables = kernels.Tables(torch.device("cpu"))
+    for kind in ("one", "a block", "a block"):
+        check_packed(packed(kernels, [message(kind)], tables=tables), [message(kind)])
 
 
 @MOSTLY_INTERPRETED

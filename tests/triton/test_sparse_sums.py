@@ -155,7 +155,8 @@ def cut(shard, bounds, dtypes, item=0):
 def test_segments_of_shards(kernels, values):
     """They begin and end at any bit, some are empty, and shards have different sizes."""
     sizes = [2300, 1500, 2400]
-    shards = [ranks_of(2, size, 0.2, size) for size in sizes]
+    densities = (0.02, 0.2, 0.05)
+    shards = [ranks_of(2, *each) for each in zip(sizes, densities, strict=True)]
     shards = [[(at, np.clip(x, -9, 9).astype(dtype_of(values))) for at, x in two] for two in shards]
     messages = Messages(shards, sizes)
     parts = [
@@ -193,7 +194,7 @@ def test_what_all_ranks_say_is_zero_becomes_zero(kernels):
     """Of item 3 and 10 all ranks of the first shard say it, of 4 one, of 5 those of the other."""
     sizes = [400, 400]
     messages = Messages([ranks_of(2, size, 1.0, seed) for seed, size in enumerate(sizes)], sizes)
-    for message, item in ((0, 3), (1, 3), (0, 10), (1, 10), (0, 4), (2, 5), (3, 5)):
+    for message, item in ((0, 3), (1, 3), (0, 10), (1, 10), (1, 4), (2, 5), (3, 5)):
         messages.say_zero(message, item)
     parts = [
         Segment(shard, 100 * number, 100, "float32", item)

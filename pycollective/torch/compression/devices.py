@@ -13,13 +13,10 @@ from typing import Any
 
 import torch
 
-from pycollective.compression.feedback import Place
-from pycollective.compression.groups import Groups
-from pycollective.compression.kernels import Kernels
-from pycollective.compression.message import Found, Learning
+from pycollective.compression.groups import Group
+from pycollective.compression.message import Found
 from pycollective.errors import CollectiveTimeout
 from pycollective.torch.compression.groups import TorchGroup
-from pycollective.torch.compression.kernels import TritonKernels
 from pycollective.torch.streams import Streams
 
 _LONGEST_SLEEP = 1e-3  # seconds
@@ -58,7 +55,8 @@ class Later:
 
     at_once = False
 
-    def __init__(self, streams: Streams, name: str, whole: TorchGroup) -> None:
+    def __init__(self, streams: Streams, name: str, whole: Group) -> None:
+        assert isinstance(whole, TorchGroup)
         self._streams, self._name, self._whole = streams, name, whole
 
     def send(self, found: torch.Tensor, what: str) -> Callable[[], Found]:
@@ -80,22 +78,3 @@ class Later:
 
     def _wait(self, event: Any, what: str) -> None:
         wait_for(event, self._whole.timeout, f"{self._name}: {what}")
-
-
-class Device(Place):
-    """A device's memory.
-
-    Args:
-        device: it, with its number.
-        streams: on which calls are made: each with its stream as the current one.
-    """
-
-    def __init__(self, device: torch.device, streams: Streams) -> None:
-        self._device, self._streams = device, streams
-
-    def kernels(self) -> Kernels:
-        return TritonKernels(self._device)
-
-    def learning(self, name: str, groups: Groups) -> Learning:
-        assert isinstance(groups.all, TorchGroup)
-        return Later(self._streams, name, groups.all)

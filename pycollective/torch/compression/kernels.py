@@ -11,12 +11,14 @@ import torch
 
 from pycollective import order
 from pycollective.compression.arrays import Flat, Floats, Numbers, whole
+from pycollective.compression.header import Agreement
 from pycollective.compression.kernels import Read
-from pycollective.compression.message import Agreement
 from pycollective.errors import ConfigurationError
 from pycollective.segments import DIFFERS, zero_at
 from pycollective.torch.ordered import reduction
 
+# Of a call about segments that are not compressed.
+_NO_CODEC = "one_bit", 64
 _ALIGNED = 16  # bytes: what a message begins at a multiple of
 
 
@@ -90,7 +92,7 @@ class TritonKernels:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
     def add_error(self, flat: Flat, error: Floats, found: Any, unused_at: int) -> None:
-        part = flat.part(0, flat.count)
+        part = flat.array
         there = self._upload(np.ascontiguousarray(error), self._device)
         total = torch.empty_like(part)
         put(total, part.to(torch.float32) + there)
@@ -112,9 +114,14 @@ class TritonKernels:
         # So that it does not note what is not zero: that is found of sums. None is skipped yet.
         zeros = zero_at(agreement.items)
         self._quantize.quantize(
-            *("one_bit", 64, table, messages.view(-1), found, zeros, self._tables),
+            *(*_NO_CODEC, table, messages.view(-1), found, zeros, self._tables),
             header=(agreement, len(messages)),
         )
+
+    def average_copies(
+        self, table: Any, messages: Any, divisor: int, found: Any, zeros: int
+    ) -> None:
+        self.dequantize(*_NO_CODEC, table, messages, divisor, found, zeros)
 
     def sum(self, rows: Any, first: int, count: int) -> Any:
         out = self.floats(count)

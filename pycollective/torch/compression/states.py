@@ -15,13 +15,15 @@ import torch
 import torch.distributed as dist
 
 from pycollective.compression.checkpoint import SavedByStateDict
-from pycollective.compression.feedback import Common, Compress, ErrorFeedback, Options, Shape
+from pycollective.compression.feedback import ErrorFeedback
+from pycollective.compression.options import Common, Compress, Options, Shape
 from pycollective.compression.quantized import QuantizedOptions
 from pycollective.compression.top_k import TopKOptions
 from pycollective.errors import ConfigurationError
 from pycollective.segments import DTYPES
-from pycollective.torch.compression.devices import Device
+from pycollective.torch.compression.devices import Later
 from pycollective.torch.compression.groups import TorchGroup, group_maker
+from pycollective.torch.compression.kernels import TritonKernels
 from pycollective.torch.ordered.calls import fail
 from pycollective.torch.streams import issue, streams_of
 from pycollective.torch.worker import Worker
@@ -46,12 +48,9 @@ class FlatTensor:
             )
         if not tensor.is_contiguous():
             raise ConfigurationError("a gradient to compress must be contiguous")
-        self._flat = tensor.detach().view(-1)
+        self.array = tensor.detach().view(-1)
         self.address, self.count = tensor.data_ptr(), tensor.numel()
         self.dtype = _DTYPES.index(tensor.dtype)
-
-    def part(self, start: int, stop: int) -> torch.Tensor:
-        return self._flat[start:stop]
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -182,9 +181,15 @@ class State(SavedByStateDict):
 
         self._streams = streams_of(self._device, name)
         maker = group_maker(group, self._device if devices else None)
-        place = Device(self._device, self._streams) if self._streams is not None else None
-        self._feedback = ErrorFeedback(name, shapes, maker, options, common, place)
-        if self._streams is not None:
+        given = name, shapes, maker, options, common
+        if (streams := self._streams) is None:
+            self._feedback = ErrorFeedback(*given)
+        else:
+            self._feedback = ErrorFeedback(
+                *given,
+                kernels=lambda: TritonKernels(self._device),
+                learning=lambda groups: Later(streams, name, groups.all),
+            )
             self._whole.prepare()
         self._names = {id(tensor): name for name, tensor in self._parameters.items()}
         # Exchanges of several buckets run in the buckets' order on every rank, while backward
@@ -343,7 +348,7 @@ class State(SavedByStateDict):
         flats = {name: self._flat_of(name, tensor) for name, tensor in gradients.items()}
         for name, flat in flats.items():
             self._feedback.item(name, flat)  # refused here, where no other rank hears of it
-        tensors = [flat.part(0, flat.count) for flat in flats.values()]
+        tensors = [flat.array for flat in flats.values()]
         return self._call(lambda: self._feedback.all_reduce(flats), *tensors)
 
     def _flat_of(self, name: str, tensor: torch.Tensor) -> FlatTensor:
