@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from pycollective.compression.kernels import CpuKernels
 from pycollective.compression.header import Agreement
+from pycollective.compression.kernels import CpuKernels
 from pycollective.triton.tables import Tables, upload
 
 _AS_NUMPY = {torch.bfloat16: torch.int16}
