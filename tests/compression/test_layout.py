@@ -24,14 +24,15 @@ from tests.compression.test_partition import Zeros, chunks, counts, hosts_of, na
 from tests.inputs import dtype_of, same_bits
 
 CHUNK = 64
-parameters = st.dictionaries(names, st.tuples(counts, st.booleans()), min_size=1, max_size=6)
+some = st.one_of(st.integers(0, 3 * CHUNK), counts)
+parameters = st.dictionaries(names, st.tuples(some, st.booleans()), min_size=1, max_size=6)
 # The host of each rank, and whether parameters are shared out: then all hosts have as many ranks.
 aligned = st.tuples(st.integers(1, 4), st.integers(1, 3)).flatmap(
     lambda sides: st.permutations([host for host in range(sides[0]) for _ in range(sides[1])])
 )
 worlds = st.one_of(
     hosts_of.map(lambda host_of: (host_of, False)),
-    aligned.map(lambda host_of: (number_hosts(host_of), True)),
+    st.tuples(aligned.map(number_hosts), st.booleans()),
 )
 
 
