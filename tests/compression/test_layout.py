@@ -199,8 +199,9 @@ class Counting:
         """Also those that `CpuKernels` has as they are."""
         names = {"add": "sparse_add"}
         each = {
-            name: property(lambda _, name=names.get(name, name): getattr(self, name))
+            name: property(lambda _, native=native: getattr(self, native))
             for name, kernel in vars(kernels.CpuKernels).items()
+            for native in [names.get(name, name)]
             if isinstance(kernel, staticmethod)
         }
         return mock.patch.multiple(kernels.CpuKernels, **each)
