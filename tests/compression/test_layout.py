@@ -192,18 +192,18 @@ class Counting:
         self.calls: Counter[str] = Counter()
 
     def __getattr__(self, name):
-        self.calls[name] += 1
-        return getattr(_core, name)
+        kernel = getattr(_core, name)
+
+        def called(*args):
+            self.calls[name] += 1
+            return kernel(*args)
+
+        return called
 
     def taken_over(self):
         """Also those that `CpuKernels` has as they are."""
-        names = {"add": "sparse_add"}
-        each = {
-            name: property(lambda _, native=native: getattr(self, native))
-            for name, kernel in vars(kernels.CpuKernels).items()
-            for native in [names.get(name, name)]
-            if isinstance(kernel, staticmethod)
-        }
+        names = [n for n, each in vars(kernels.CpuKernels).items() if type(each) is staticmethod]
+        each = {n: staticmethod(getattr(self, "sparse_add" if n == "add" else n)) for n in names}
         return mock.patch.multiple(kernels.CpuKernels, **each)
 
 
