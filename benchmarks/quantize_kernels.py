@@ -52,6 +52,8 @@ def array(count: int, behind: int) -> Array:
 def calls_of(level: str, behind: int, given: dict[str, Array]) -> dict[str, Callable[[], object]]:
     """All kernels at a SIMD level, with outputs `behind` bytes behind a line's start, by name."""
     left, out = array(COUNT, behind), array(COUNT, behind)
+    given |= {f"{name}, {level}, {behind}": each for name, each in (("left", left), ("out", out))}
+    # Of addresses: what they are of stays in `given`.
     gradient = table_of([{"x": given["x"], "held": given["held"], "left": left, "k": 1}])
     average = table_of([{"x": out, "k": 1}])
     found = found_for(1)
