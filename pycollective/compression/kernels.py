@@ -1,8 +1,9 @@
 """What is done with arrays, a bucket at a time: what CPUs and devices need to have, and the CPU's.
 
 Tables of segments, and what a call finds, are `pycollective.segments`'. Messages are bytes
-(docs/wire.md). The state machine (`feedback`, `quantized`, `top_k`) knows no more of an array than
-that it can be cut and reshaped; devices have kernels in `pycollective.torch.compression`.
+(docs/wire.md). The state machine (`feedback`, `quantized`, `top_k`) cuts and reshapes arrays of
+either kind, and leaves all else to the kernels. Devices have theirs in
+`pycollective.torch.compression.kernels`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,11 @@ def tail_bound(count: int, size: int, values: str) -> int:
 
 
 class Kernels(Protocol):
-    """Kernels, and the arrays that they take.
+    """Kernels, and the arrays that they take: all in one memory, contiguous, and the caller's.
+
+    In every method: `table` is int64, (segments, COLUMNS), of NumPy; `found` is int32, (words,);
+    messages are uint8. Kernels never clear a word of `found`. Where BAD is set, what they write may
+    be anything; `fill_nan` makes it NaN.
 
     Attributes:
         most_hosts: whose selections top-k can add up.
@@ -83,19 +88,19 @@ class Kernels(Protocol):
     # Memory.
 
     def memory(self, words: int, sizes: Sequence[int]) -> tuple[Any, list[Any]]:
-        """(`found` of so many words, byte arrays of these sizes), all zero, of one allocation."""
+        """(`found` of so many words, messages of these sizes), all zero."""
         ...
 
     def floats(self, count: int) -> Any:
-        """Room for fp32 numbers."""
+        """Room for fp32 numbers, (count,)."""
         ...
 
     def entries(self, capacity: int, values: str) -> tuple[Any, Any]:
-        """Room for places and values of top-k."""
+        """Room for entries of top-k: their places, 32 bits each, and values of this type."""
         ...
 
     def numbers(self, array: Numbers) -> Any:
-        """Numbers where the kernels are."""
+        """A copy of int64 numbers where the kernels are, which may be kept for the next call."""
         ...
 
     def address(self, array: Any) -> int:
@@ -116,10 +121,10 @@ class Kernels(Protocol):
         """A copy of NumPy's."""
         ...
 
-    def add_error(self, flat: Flat, error: Floats, found: Any, unused_at: int) -> None:
-        """Add an error to an average, rounded once; find out whether the sum is finite.
+    def add_error(self, flat: Flat, error: Floats, found: Any, unused: int) -> None:
+        """Add an error to an average, rounded once. BAD is set if the sum is not finite.
 
-        Where `unused_at` is not 0, an average that is all zero stays as it is, and that word of
+        Where `unused` is not 0, an average that is all zero stays as it is, and that word of
         `found` becomes 1.
         """
         ...
@@ -129,17 +134,28 @@ class Kernels(Protocol):
     def headers(
         self, found: Any, agreement: Agreement, reads: Sequence[Read], write: Any, means: bool
     ) -> None:
-        """Read headers, and write this rank's to messages; see `Call.headers`."""
+        """Read headers, and write this rank's to messages; see `Call.headers`.
+
+        Args:
+            found: gets copies of the headers; BAD and DIFFERS are set as they say.
+            agreement: what this rank's headers say.
+            reads: at most two.
+            write: (messages, bytes), each of which gets a header; or None.
+            means: whether the last headers read are of all hosts, and `write` says what they say.
+        """
         ...
 
     def copy(self, table: Any, messages: Any, found: Any, agreement: Agreement) -> None:
-        """Write elements in fp32 to messages, (rows, bytes), which begin with a plain header."""
+        """Write elements in fp32 to messages, (ranks, bytes), after a header in each.
+
+        The header says that all is finite and nothing zero. NONZERO is not noted.
+        """
         ...
 
     def average_copies(
         self, table: Any, messages: Any, divisor: int, found: Any, zeros: int
     ) -> None:
-        """Average what is not compressed, as `dequantize` does it."""
+        """Average what `copy` or a codec has written in fp32, as `dequantize` does it."""
         ...
 
     def sum(self, rows: Any, first: int, count: int) -> Any:
@@ -147,11 +163,11 @@ class Kernels(Protocol):
         ...
 
     def fill_nan(self, table: Any, found: Any) -> None:
-        """Make all elements NaN if something is not finite."""
+        """Make all elements NaN where BAD is set."""
         ...
 
     def check_finite(self, table: Any, found: Any) -> None:
-        """Find out whether all elements are finite."""
+        """Set BAD where an element is not finite."""
         ...
 
     def verdict(self, found: Any) -> Any:
@@ -159,15 +175,26 @@ class Kernels(Protocol):
         ...
 
     def join(self, found: Any, verdicts: Any, at: int = 0) -> None:
-        """Find what any of the verdicts, (ranks, 8) bytes, has; keep them from word `at` on."""
+        """Set what is set in any of the verdicts, (ranks, 8) bytes; keep them from word `at` on."""
         ...
 
     # 1 bit and 8 bits.
 
     def quantize(
-        self, codec: str, chunk: int, table: Any, messages: Any, found: Any, zero_at: int = 0
+        self, codec: str, chunk: int, table: Any, messages: Any, found: Any, zeros: int = 0
     ) -> None:
-        """Write elements and what is held of them to messages, and what that leaves."""
+        """Write x + held to messages, and what that leaves of it to the new residuals.
+
+        Where K is 0, x goes as it is, in fp32. A sum that is not finite sets BAD.
+
+        Args:
+            codec: of `_core.quantize_codecs()`.
+            chunk: elements to a scale.
+            table: x, which may lie where what is left of it goes; AT in `messages`; HELD and LEFT.
+            messages: flat; nothing else of them is written.
+            found: if `zeros` is 0, NONZERO of a parameter is set where an x is not zero.
+            zeros: else parameters whose word is set from there on are left out.
+        """
         ...
 
     def dequantize(
@@ -178,9 +205,21 @@ class Kernels(Protocol):
         messages: Any,
         divisor: int,
         found: Any,
-        zero_at: int = 0,
+        zeros: int = 0,
     ) -> None:
-        """Add up the payloads of messages, (ranks, bytes), divide, and round once."""
+        """Add up the payloads of messages in the contract's order, divide, and round once.
+
+        Args:
+            codec: of `_core.quantize_codecs()`.
+            chunk: elements to a scale.
+            table: where averages go; AT in each message. Where K is 0 there are fp32 numbers.
+            messages: (ranks, bytes).
+            divisor: 1: do not divide.
+            found: BAD is set by an average of 16 bits that is not finite, and if `zeros` is not 0
+                by any. If it is set before, all averages are NaN.
+            zeros: not 0: where all messages' headers say that a parameter is all zero, its average
+                is, and its word from there on is set.
+        """
         ...
 
     # Top-k.
@@ -188,15 +227,33 @@ class Kernels(Protocol):
     def top_k(
         self, table: Any, chunk: int, places: Any, values: Any, messages: Any, found: Any
     ) -> None:
-        """Take the largest elements, and keep the rest."""
+        """Take the largest elements of x + held off it, and leave the rest.
+
+        Args:
+            table: x; HELD and LEFT; K and ENTRY; AT is what is added to an element's index.
+                Segments whose K is 0 go to `messages` as with `quantize`.
+            chunk: K are taken of each so many elements; 0: of the segment.
+            places: of the entries, ascending in each segment.
+            values: theirs, rounded.
+            messages: flat.
+            found: NONZERO and BAD are set as by `quantize`.
+        """
         ...
 
     def add(self, table: Any, messages: Any, found: Any) -> None:
-        """Write elements and what is held of them to the new residuals, nothing taken off."""
+        """Write x + held to the new residuals, nothing taken off; else as `top_k`."""
         ...
 
     def histogram(self, table: Any, shift: int, bits: int, prefixes: Any, bins: Any) -> None:
-        """Count magnitudes by some of their bits."""
+        """Count new residuals whose magnitude begins with a prefix by the bits that follow.
+
+        Args:
+            table: LEFT of compressed segments.
+            shift: how many bits lie below those that are counted.
+            bits: how many are counted.
+            prefixes: int64, (segments,).
+            bins: bytes of int32, (at least segments, 2^bits), added to.
+        """
         ...
 
     def merge(self, came: Any, bits: int, wanted: Any, begins: Numbers, rank: int) -> Any:
@@ -205,7 +262,7 @@ class Kernels(Protocol):
         Args:
             came: (ranks, bytes): of each rank those of the parameters that this one adds up.
             bits: a histogram has 2^bits bins.
-            wanted: how many elements of each parameter, the largest.
+            wanted: int64, (parameters,): how many elements of each, the largest.
             begins: see `top_k.Thresholds`.
             rank: this one.
 
@@ -219,7 +276,14 @@ class Kernels(Protocol):
         ...
 
     def select(self, table: Any, keys: Any, ties: Any, places: Any, values: Any) -> Any:
-        """Take elements above a key, and some that have it; how many in all, (1,) of int64."""
+        """Take elements of a larger magnitude than their segment's key, and some that have it.
+
+        As `top_k`, of new residuals that `add` has written; entries lie one behind another, K of a
+        segment at most. `keys` and `ties` are int64, (segments,).
+
+        Returns:
+            How many entries in all: int64, (1,).
+        """
         ...
 
     def pack(
@@ -231,13 +295,35 @@ class Kernels(Protocol):
         messages: Any,
         found: Any,
     ) -> Numbers | None:
-        """Write messages' entries; where they end, where the host knows."""
+        """Write messages' entries; none where BAD is set.
+
+        Args:
+            places, values: of the entries.
+            parts: (messages, fields of `Part`).
+            counts: how many entries each message has: int64, (messages,); None: all it can have.
+            messages: flat.
+            found: see above.
+
+        Returns:
+            Where each message ends, in bytes of `messages`; None where the host does not know.
+        """
         ...
 
     def average(
         self, came: Any, parts: Numbers, values: str, table: Any, divisor: int, found: Any
     ) -> None:
-        """Add up the entries of messages in the contract's order, divide, and round once."""
+        """Add up the entries of messages in the contract's order, divide, and round once.
+
+        Args:
+            came: messages that begin with headers, flat. Whatever their bytes are, nothing outside
+                of a part is read; entries that cannot be set DIFFERS and BAD.
+            parts: (messages, fields of `Came`), the same number of each local shard.
+            values: the type of values in messages.
+            table: where averages go, 0 where there is no entry; AT: the place of the first element,
+                ENTRY: its local shard. What all of a shard's headers call zero is.
+            divisor: the number of ranks.
+            found: BAD is set by an average that is not finite.
+        """
         ...
 
 
@@ -280,12 +366,12 @@ class CpuKernels:
     def from_host(self, values: Floats) -> Any:
         return np.array(values, np.float32)
 
-    def add_error(self, flat: Flat, error: Floats, found: Any, unused_at: int) -> None:
+    def add_error(self, flat: Flat, error: Floats, found: Any, unused: int) -> None:
         table = whole([flat])
         total = np.empty(flat.count, np.float32)
         _core.quantize(*_NO_CODEC, table, total.view(np.uint8), found)
-        if unused_at and not total.any():
-            found[unused_at] = 1
+        if unused and not total.any():
+            found[unused] = 1
             return
         total += error
         self.dequantize(*_NO_CODEC, table, total.view(np.uint8)[None], 1, found)

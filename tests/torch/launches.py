@@ -82,7 +82,7 @@ def _is_free(func: torch._ops.OpOverload) -> bool:
 
 
 def count_launches(
-    comm, codec: str, topology: str, many: int, options: dict[str, object]
+    comm, codec: str, topology: str, many: int, small: int, options: dict[str, object]
 ) -> Counter[str]:
     """What one `all_reduce` of a bucket launches on this rank, once steps are alike.
 
@@ -90,10 +90,11 @@ def count_launches(
         comm: of all ranks.
         codec: its name.
         topology: the hosts that ranks simulate.
-        many: parameters of the bucket; of several every second is not compressed.
+        many: parameters of the bucket that are compressed; `small` ones are not.
         options: the state's.
     """
-    shapes = {f"p{i}": _AS_IT_IS if i % 2 else _SHORT for i in range(many)} | {"p0": _LONG}
+    shapes = {f"w{i}": _SHORT for i in range(many)} | {"w0": _LONG}
+    shapes |= {f"b{i}": _AS_IT_IS for i in range(small)}
     pairs = [(name, torch.zeros(shape, requires_grad=True)) for name, shape in shapes.items()]
     random = torch.Generator().manual_seed(comm.rank)
     found = Launches()

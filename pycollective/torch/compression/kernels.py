@@ -91,14 +91,14 @@ class TritonKernels:
     def from_host(self, values: Floats) -> Any:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
-    def add_error(self, flat: Flat, error: Floats, found: Any, unused_at: int) -> None:
+    def add_error(self, flat: Flat, error: Floats, found: Any, unused: int) -> None:
         part = flat.array
         there = self._upload(np.ascontiguousarray(error), self._device)
         total = torch.empty_like(part)
         put(total, part.to(torch.float32) + there)
-        if unused_at:
+        if unused:
             zero = ~part.any()
-            found[unused_at] = zero
+            found[unused] = zero
             total = torch.where(zero, part, total)
         part.copy_(total)
         self.check_finite(whole([flat]), found)
@@ -150,9 +150,9 @@ class TritonKernels:
     # 1 bit and 8 bits.
 
     def quantize(
-        self, codec: str, chunk: int, table: Any, messages: Any, found: Any, zero_at: int = 0
+        self, codec: str, chunk: int, table: Any, messages: Any, found: Any, zeros: int = 0
     ) -> None:
-        self._quantize.quantize(codec, chunk, table, messages, found, zero_at, self._tables)
+        self._quantize.quantize(codec, chunk, table, messages, found, zeros, self._tables)
 
     def dequantize(
         self,
@@ -162,10 +162,10 @@ class TritonKernels:
         messages: Any,
         divisor: int,
         found: Any,
-        zero_at: int = 0,
+        zeros: int = 0,
     ) -> None:
         self._quantize.dequantize(
-            codec, chunk, table, messages, float(divisor), found, zero_at, self._tables
+            codec, chunk, table, messages, float(divisor), found, zeros, self._tables
         )
 
     # Top-k.
