@@ -111,4 +111,6 @@ def not_finite(comm):
 
 
 def test_what_is_not_finite_sends_no_entries(pool):
-    assert pool(4).call(not_finite) == [[3 * 8, 3 * (header_bytes(1) + TAIL)]] * 4
+    of_places = 1  # byte, of none
+    message = header_bytes(1) + TAIL + of_places
+    assert pool(4).call(not_finite) == [[3 * 8, 3 * message]] * 4
