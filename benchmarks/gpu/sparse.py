@@ -118,7 +118,6 @@ class Exchanging:
         tail = np.concatenate([words, stream, values.view(np.uint8)])
         self._message[self.TAIL : self.TAIL + tail.size] = tail
         self._out = np.empty(elements, np.float32)
-        _core.sparse_scatter(places, values, self._out, RANKS)
         self._places = torch.from_numpy(places.view(np.int32)).to(device)
         self._values = torch.from_numpy(values).to(device)
         self._given = torch.from_numpy(self._message).to(device, copy=True)
@@ -127,8 +126,11 @@ class Exchanging:
         self._packed = np.array([[0, places.size, elements, self.TAIL]])
         self._came = np.array([[0, self.TAIL, room, elements, places.size, 0]])
         self._table = np.zeros((1, segments.COLUMNS), np.int64)
-        self._table[0, segments.ADDRESS] = self.out.data_ptr()
         self._table[0, segments.COUNT] = elements
+        self._table[0, segments.ADDRESS] = self._out.__array_interface__["data"][0]
+        none = np.zeros(segments.zero_at(1) + 1, np.int32)
+        _core.sparse_scatter(self._table, places, values, RANKS, none, np.zeros(1, np.uint8))
+        self._table[0, segments.ADDRESS] = self.out.data_ptr()
         self._found = torch.zeros(segments.zero_at(1) + 1, dtype=torch.int32, device=device)
         self._tables = kernels.Tables(self.out.device)
         self._tail = tail.size
