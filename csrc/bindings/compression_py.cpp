@@ -2,9 +2,12 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <iterator>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings/errors_py.h"
@@ -33,7 +36,7 @@ class Rows {
     check("no segment", [](const TableRow& row) {
       return row.elements >= 0 && row.elements <= kMost && row.dtype >= 0 &&
              row.dtype < std::int64_t{std::size(kSegmentDtypes)} && row.item >= 0 && row.at >= 0 &&
-             row.k >= 0 && row.entry >= 0;
+             row.k >= 0 && row.entry >= 0 && (row.elements == 0 || row.address != 0);
     });
   }
 
@@ -98,6 +101,16 @@ float checked_divisor(double divisor) {
   if (!(narrow > 0 && std::isfinite(narrow)) || narrow != divisor)
     refuse("divisor must be a finite fp32 above 0");
   return narrow;
+}
+
+// Where a gradient's elements lie, which rows of tables may then say.
+std::tuple<std::intptr_t, std::size_t, std::ptrdiff_t> flat_floats(const py::object& object,
+                                                                   const char* name, bool written) {
+  const Argument array(object, name, written);
+  const Dtype dtype = array.of_floats().dtype();
+  const auto* const number = std::find(std::begin(kSegmentDtypes), std::end(kSegmentDtypes), dtype);
+  return {reinterpret_cast<std::intptr_t>(array.as<void>()), array.count(),
+          number - std::begin(kSegmentDtypes)};
 }
 
 void fill_nan_segments(const py::object& table, const py::object& found) {
@@ -413,6 +426,11 @@ void bind_segments(py::module_& module) {
   const py::arg codec("codec"), chunk("chunk"), table("table"), messages("messages"),
       found("found"), divisor("divisor"), places("places"), values("values");
   const py::arg_v zero_at(py::arg("zero_at") = 0), simd(py::arg("simd") = "");
+  module.def("flat_floats", or_raise(flat_floats), py::arg("array"), py::arg("name"),
+             py::arg("written"),
+             "The address, the number of elements and the number of the type (of "
+             "`pycollective.segments.DTYPES`) of a contiguous array of float32, float16 or "
+             "bfloat16; `name` is what errors call it.");
   module.def("quantize", or_raise(quantize), codec, chunk, table, messages, found, zero_at, simd,
              "Quantize the segments of `table` (pycollective/segments.py) to payloads in uint8 "
              "`messages`, and leave the rest in their residuals; those with K = 0 are copied in "

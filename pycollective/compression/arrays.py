@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pycollective import _core
 from pycollective.errors import ConfigurationError
 from pycollective.segments import (
     ADDRESS,
@@ -26,6 +27,7 @@ from pycollective.segments import (
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
+WHAT = "a gradient to compress"  # in errors
 _SIZES = np.array([4, 2, 2])  # of the types of elements
 
 
@@ -63,8 +65,7 @@ class FlatArray:
         if not array.flags.c_contiguous or (written and not array.flags.writeable):
             raise ConfigurationError("a gradient to compress must be C-contiguous and writable")
         self.array = array.reshape(-1)
-        self.address, self.count = address_of(array), array.size
-        self.dtype = DTYPES.index(array.dtype.name)
+        self.address, self.count, self.dtype = _core.flat_floats(array, WHAT, written)
 
 
 class Window:

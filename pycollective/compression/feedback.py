@@ -234,7 +234,7 @@ class ErrorFeedback:
             except CollectiveMismatch as error:
                 self._mismatch = error
                 step = None
-            self._ended = None
+            self._ended, self._to_learn = None, []
             if step is not None:
                 step.finite &= finite
                 self._conclude(step)
@@ -378,6 +378,7 @@ class ErrorFeedback:
             return finite
 
         if not self._learning.at_once:
+            call.release()
             self._to_learn.append(learn)
             return None
         finite = learn()

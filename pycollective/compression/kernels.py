@@ -152,10 +152,11 @@ class Kernels(Protocol):
         """
         ...
 
-    def average_copies(
-        self, table: Any, messages: Any, divisor: int, found: Any, zeros: int
-    ) -> None:
-        """Average what `copy` or a codec has written in fp32, as `dequantize` does it."""
+    def average_copies(self, table: Any, messages: Any, divisor: int, found: Any) -> None:
+        """Average what is in messages in fp32, as `dequantize` does.
+
+        An average that is not finite sets BAD.
+        """
         ...
 
     def sum(self, rows: Any, first: int, count: int) -> Any:
@@ -332,9 +333,14 @@ _NO_CODEC = "one_bit", 64
 
 
 class CpuKernels:
-    """Native kernels, and NumPy's arrays."""
+    """Native kernels, and NumPy's arrays.
+
+    Attributes:
+        ends_are_told: whether a message of top-k ends where `Came` says, and no byte lies behind.
+    """
 
     most_hosts = 1 << 15
+    ends_are_told = True
     fill_nan, check_finite = staticmethod(_core.fill_nan), staticmethod(_core.check_finite)
     quantize, dequantize = staticmethod(_core.quantize), staticmethod(_core.dequantize)
     top_k, add = staticmethod(_core.top_k), staticmethod(_core.sparse_add)
@@ -408,10 +414,9 @@ class CpuKernels:
         zeros = zero_at(agreement.items)
         _core.quantize(*_NO_CODEC, table, messages.reshape(-1), found, zeros)
 
-    def average_copies(
-        self, table: Any, messages: Any, divisor: int, found: Any, zeros: int
-    ) -> None:
-        _core.dequantize(*_NO_CODEC, table, messages, divisor, found, zeros)
+    def average_copies(self, table: Any, messages: Any, divisor: int, found: Any) -> None:
+        _core.dequantize(*_NO_CODEC, table, messages, divisor, found)
+        self.check_finite(table, found)
 
     def sum(self, rows: Any, first: int, count: int) -> Any:
         total = np.empty(count, np.float32)
@@ -487,7 +492,7 @@ class CpuKernels:
         every = [Came._make(each) for each in parts.tolist()]
         for shard in range(every[-1].shard + 1):
             rows = [each for each in every if each.shard == shard]
-            read = [_entries(came, each, values, found) for each in rows]
+            read = [self._entries(came, each, values, found) for each in rows]
             room = sum(each[0].size for each in read)
             places, sums = np.empty(room, np.uint32), np.empty(room, np.float32)
             count = _core.sparse_sum(
@@ -499,22 +504,22 @@ class CpuKernels:
             zero = np.unpackbits(np.bitwise_and.reduce(heads), bitorder="little")
             _core.sparse_scatter(mine, places[:count], sums[:count], divisor, found, zero)
 
-
-def _entries(came: Bytes, of: Came, values: str, found: Any) -> tuple[Any, Any]:
-    """The entries of a message; none where they are damaged, which is found then."""
-    dtype = VALUES[values]
-    if of.room >= TAIL:
-        count, length = came[of.tail : of.tail + TAIL].copy().view(np.uint32).tolist()
-        end = TAIL + length + count * dtype.itemsize
-        if count <= of.capacity and end <= of.room:
-            places = np.empty(count, np.uint32)
-            stream = came[of.tail + TAIL :][:length]
-            try:
-                _core.unpack_indices(stream, of.size, places)
-            except ConfigurationError:
-                pass
-            else:
-                sent = came[of.tail + TAIL + length :][: count * dtype.itemsize]
-                return places, sent.copy().view(dtype)
-    found[BAD] = found[DIFFERS] = 1
-    return np.empty(0, np.uint32), np.empty(0, dtype)
+    def _entries(self, came: Bytes, of: Came, values: str, found: Any) -> tuple[Any, Any]:
+        """The entries of a message; none where they are damaged, which is found then."""
+        dtype = VALUES[values]
+        if of.room >= TAIL:
+            count, length = came[of.tail : of.tail + TAIL].copy().view(np.uint32).tolist()
+            end = TAIL + length + count * dtype.itemsize
+            fits = end == of.room if self.ends_are_told else end <= of.room
+            if count <= of.capacity and fits:
+                places = np.empty(count, np.uint32)
+                stream = came[of.tail + TAIL :][:length]
+                try:
+                    _core.unpack_indices(stream, of.size, places)
+                except ConfigurationError:
+                    pass
+                else:
+                    sent = came[of.tail + TAIL + length :][: count * dtype.itemsize]
+                    return places, sent.copy().view(dtype)
+        found[BAD] = found[DIFFERS] = 1
+        return np.empty(0, np.uint32), np.empty(0, dtype)

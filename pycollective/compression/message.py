@@ -131,6 +131,19 @@ class Call:
         if self._learning.at_once:
             self.check(self.found)
 
+    def look(self) -> None:
+        """Read the headers that were noted, where the host looks at once.
+
+        Raises:
+            CollectiveMismatch: ranks differ.
+        """
+        if self._learning.at_once:
+            self.headers()
+
+    def release(self) -> None:
+        """Let go of its memory; only `check` and `all_zero` are called from then on."""
+        self.found, self.messages = None, []
+
     def hear(self, group: Group) -> None:
         """Find what any rank of a group has found: whether all is finite, and whether ranks differ.
 

@@ -36,7 +36,6 @@ from pycollective.compression.options import check_chunk, check_one_of, check_st
 from pycollective.compression.partition import Partition
 from pycollective.compression.residuals import Residuals
 from pycollective.errors import CollectiveMismatch, ConfigurationError
-from pycollective.segments import zero_at
 
 # Bits of a magnitude that each round of histograms settles: (shift, bits).
 ROUNDS = ((20, 11), (10, 10), (0, 10))
@@ -507,11 +506,10 @@ class TopK:
         if len(plan.averages):
             parts, table = plan.parts(arrived), plan.averages.table(outs)
             kernels.average(arrived.buffer, parts, self._options.values, table, ranks, found)
-        zeros = zero_at(call.agreement.items)
         for shard, copies in enumerate(plan.copies):
             if len(copies):
                 first, stride = arrived.first[shard], arrived.stride[shard]
                 rows = arrived.buffer[first : first + arrived.lengths.shape[1] * stride]
                 table = copies.table(outs)
                 rows = rows.reshape(-1, stride)
-                kernels.average_copies(table, rows, ranks, found, zeros)
+                kernels.average_copies(table, rows, ranks, found)

@@ -108,7 +108,7 @@ class Tables:
 
     def numbers(self, array: NDArray[Any]) -> torch.Tensor:
         """Numbers that come again, such as where rows begin."""
-        key = (array.tobytes(), str(array.dtype).encode())
+        key = (array.tobytes(), f"{array.dtype}, {array.shape}".encode())
         return self._once(key, lambda: upload(array, self.device))
 
     def workspace(self, name: str, size: int) -> torch.Tensor:

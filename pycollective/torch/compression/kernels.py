@@ -118,10 +118,9 @@ class TritonKernels:
             header=(agreement, len(messages)),
         )
 
-    def average_copies(
-        self, table: Any, messages: Any, divisor: int, found: Any, zeros: int
-    ) -> None:
-        self.dequantize(*_NO_CODEC, table, messages, divisor, found, zeros)
+    def average_copies(self, table: Any, messages: Any, divisor: int, found: Any) -> None:
+        self.dequantize(*_NO_CODEC, table, messages, divisor, found)
+        self.check_finite(table, found)
 
     def sum(self, rows: Any, first: int, count: int) -> Any:
         out = self.floats(count)

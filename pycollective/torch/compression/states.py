@@ -14,6 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pycollective import _core
+from pycollective.compression.arrays import WHAT, Window
 from pycollective.compression.checkpoint import SavedByStateDict
 from pycollective.compression.feedback import ErrorFeedback
 from pycollective.compression.options import Common, Compress, Options, Shape
@@ -49,6 +51,14 @@ class FlatTensor:
         if not tensor.is_contiguous():
             raise ConfigurationError("a gradient to compress must be contiguous")
         self.array = tensor.detach().view(-1)
+        if device.type == "cpu":
+            self.address, self.count, self.dtype = _core.flat_floats(tensor.detach(), WHAT, True)
+            return
+        if tensor.is_neg() or (tensor.numel() and not tensor.data_ptr()):
+            raise ConfigurationError(
+                "a gradient to compress must have memory of its own, with its numbers as they are: "
+                "give its to_local(), or its resolve_neg()"
+            )
         self.address, self.count = tensor.data_ptr(), tensor.numel()
         self.dtype = _DTYPES.index(tensor.dtype)
 
@@ -248,7 +258,7 @@ class State(SavedByStateDict):
         self, bucket: dist.GradBucket, buffer: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
         whole = FlatTensor(buffer, self._device)
-        gradients = self._gradients(bucket, buffer)
+        gradients = self._gradients(bucket, whole)
         if self._skips_compression:
             return self._average_soon(bucket, buffer)
         first, last = bucket.index() == 0, bucket.is_last()
@@ -282,9 +292,9 @@ class State(SavedByStateDict):
         self._exchange_thread.post(exchange)
         return future
 
-    def _gradients(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, FlatTensor]:
+    def _gradients(self, bucket: dist.GradBucket, whole: FlatTensor) -> dict[str, Window]:
         """The gradients in a bucket, by name."""
-        found: dict[str, FlatTensor] = {}
+        found: dict[str, Window] = {}
         at = 0
         for parameter in bucket.parameters():
             name = self._names.get(id(parameter))
@@ -295,7 +305,7 @@ class State(SavedByStateDict):
                     "that DDP wraps, after parameters were moved or replaced"
                 )
             # By place in the bucket, not by its views: those may be strided (channels last).
-            found[name] = FlatTensor(buffer[at : at + parameter.numel()], self._device)
+            found[name] = Window(whole, at, at + parameter.numel())
             at += parameter.numel()
         return found
 
