@@ -30,7 +30,7 @@ from pycollective.torch.streams import Streams
 from tests.torch import cpu_kernels
 from tests.torch.compressed import state_of
 
-_OF_A_QUERY = 16  # so many operations end from one query of the host's to the next, at most
+_OF_A_QUERY = 2  # so many operations end from one query of the host's to the next, at most
 
 
 class Stream:
