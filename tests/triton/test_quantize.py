@@ -207,7 +207,7 @@ def test_sums_are_the_cpus(rows, codec, dtype):
     for seed, row in enumerate(honest):
         x = INPUTS["lognormal"]("float32", count, seed)
         row[at : at + size] = cpu.quantize(codec, chunk, x)[0]
-    for each, divisor in ((messages, 1.0), (honest, 3 * rows / 7)):
+    for each, divisor in ((messages, 1.0), (honest, float(np.float32(3 * rows / 7)))):
         want = cpu.dequantize(codec, chunk, each, at, dtype, count, divisor)
         got = dequantize(codec, chunk, each, at, dtype, count, divisor)
         if dtype != "float32" and not np.isfinite(want).all():  # what comes later may be NaN
@@ -316,44 +316,12 @@ class Case:
         return table_of(rows)
 
     def quantized(self, messages, found, zero_at):
-        """What the CPU's kernels do, segment by segment."""
-        for i, each in enumerate(SEGMENTS):
-            payload = messages[self.ats[i] : self.ats[i] + self.bytes_of(each)]
-            if zero_at == 0:
-                found[segments.NONZERO + each.item] |= int((self.x[i] != 0).any())
-            elif found[zero_at + each.item]:
-                continue
-            if not each.k:
-                payload[:] = self.x[i].float().view(torch.uint8)
-            elif not _core.quantize(
-                self.codec, self.chunk, self.x[i], self.held[i], self.left[i], payload
-            ):
-                found[segments.BAD] = 1
+        """What the CPU's kernel does."""
+        _core.quantize(self.codec, self.chunk, self.table(), messages, found, zero_at)
 
     def dequantized(self, messages, divisor, found, zero_at):
-        """What the CPU's kernels do, segment by segment."""
-        if found[segments.BAD]:
-            for x in self.x:
-                x.fill_(float("nan"))
-            return
-        for i, each in enumerate(SEGMENTS):
-            bits = messages[:, BITS_AT + each.item // 8] >> each.item % 8 & 1
-            if zero_at and bits.all():
-                self.x[i].zero_()
-                found[zero_at + each.item] = 1
-            elif each.k:
-                _core.dequantize(self.codec, self.chunk, messages, self.ats[i], self.x[i], divisor)
-            elif each.count:
-                came = messages[:, self.ats[i] : self.ats[i] + 4 * each.count].contiguous()
-                total = np.empty(each.count, np.float32)
-                _core.reduce_into(list(came.numpy().view(np.float32)), "sum", total)
-                with np.errstate(all="ignore"):
-                    total /= np.float32(divisor)
-                rounded = cpu.rounded(total, each.dtype)
-                self.x[i].view(torch.uint8).numpy()[:] = rounded.view(np.uint8)
-            is_checked = zero_at or each.dtype != "float32"
-            if is_checked and not torch.isfinite(self.x[i]).all():
-                found[segments.BAD] = 1
+        """What the CPU's kernel does."""
+        _core.dequantize(self.codec, self.chunk, self.table(), messages, divisor, found, zero_at)
 
 
 def same(these, those):
