@@ -238,7 +238,7 @@ def expected_calls(kind, hosts, local, has_shard):
         # What it sends and the mean that it owns; that mean and the result.
         found.update(quantize=2 * has_shard, dequantize=1 + has_shard)
         return +found
-    found.update(dequantize=shards, sparse_sum=shards, sparse_scatter=shards)
+    found.update(dequantize=shards, check_finite=shards, sparse_sum=shards, sparse_scatter=shards)
     found.update(unpack_indices=shards * hosts, pack_indices=int(has_shard))
     if kind == "top_k" and shards > 1:
         found.update(sparse_add=1, sparse_histogram=3, sparse_select=1)
