@@ -804,8 +804,10 @@ def test_a_stack_may_be_declared_but_not_used():
 
 
 def test_volatile_loads_are_in_order_with_atomic_operations():
-    memory = launched(f"ld.volatile.global.b32 %r1, [%rd1];\n{ATOMIC}")
-    assert memory.loads == {4: 32}
+    load = "ld.volatile.global.b32 %r1, [%rd1];\n"
+    memory = launched(f"{load}{ATOMIC}{load}")
+    assert memory.get(memory.buffers[0].address, np.zeros(1, np.uint32)) == 32
+    assert memory.loads == {4: 64}
     assert memory.changes == {4: 32}
 
 
