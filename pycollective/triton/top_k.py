@@ -668,9 +668,9 @@ def _count_all(
     prefix = tl.load(prefixes + index).to(tl.int32)
     _count_in(bins + number % copies * BINS, numbers, many, prefix, SHIFT, BITS, SIZE)
     if is_last(counters + index, blocks.to(tl.int32)):
-        out += (index << BITS) + tl.arange(0, 1 << BITS)
-        total = tl.load(out) + _collected(bins, copies, BITS).to(tl.int32)
-        tl.store(out, total)
+        to = out + (index << BITS) + tl.arange(0, 1 << BITS)
+        total = tl.load(to) + _collected(bins, copies, BITS).to(tl.int32)
+        tl.store(to, total)
 
 
 @triton.jit
@@ -1066,7 +1066,7 @@ def _write(
     _count_selected[on.programs,](
         *(on.rows, on.row_of, candidates, counts, known, keys, allowed, above, ties, totals),
         *(count, tables.workspace("counters", in_all + 1), in_all, active),
-        **{**constants, **shape, "SPAN": 1024},
+        **{**constants, **shape, "SPAN": 256},
     )
     _write_entries[on.programs,](
         *(on.rows, on.row_of, candidates, offsets, counts, known, keys, allowed, above, ties),
