@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pycollective import _core, segments
 from pycollective.errors import ConfigurationError
 from tests.inputs import dtype_of
-from tests.kernels.segments import table_of
+from tests.kernels.segments import found_for, table_of
 from tests.triton.compiled import module
 from tests.triton.executed import MOSTLY_INTERPRETED, address, executed, ways
 from tests.triton.test_compiled import needs
@@ -85,9 +85,11 @@ class Messages:
         values = np.empty(len(places), np.float32)
         every = [each for each, _ in ranks], [each.astype(np.float32) for _, each in ranks]
         count = _core.sparse_sum(*every, places, values)
-        out = np.empty(self.sizes[segment.shard], dtype_of(segment.dtype))
-        _core.sparse_scatter(places[:count], values[:count], out, divisor)
-        return out[segment.at : segment.at + segment.count]
+        out = np.empty(segment.count, dtype_of(segment.dtype))
+        table = table_of([{"x": out, "at": segment.at, "k": 1}])
+        entries = places[:count], values[:count]
+        _core.sparse_scatter(table, *entries, divisor, found_for(1), np.zeros(1, np.uint8))
+        return out
 
 
 def averages(kernels, messages, parts, divisor=3.0, values="float32", skew=0):
