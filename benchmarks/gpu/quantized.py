@@ -14,15 +14,39 @@ import json
 import sys
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.gpu.reduce import microseconds
-from pycollective import _core
+from pycollective import _core, segments
 from pycollective.triton.tables import Tables
-from tests.kernels.segments import found_for, table_of
 
 CHUNK = {"one_bit": 1024, "int8": 256}
 AT = 29  # where a payload begins in its message: behind a header of 5 bytes of bits
+
+
+def table_of(
+    x: torch.Tensor,
+    k: int = 1,
+    *,
+    at: int = 0,
+    held: torch.Tensor | None = None,
+    left: torch.Tensor | None = None,
+) -> NDArray[np.int64]:
+    """A table of one segment. The caller keeps the tensors, which are contiguous."""
+    columns = {segments.ADDRESS: x, segments.HELD: held, segments.LEFT: left}
+    table = np.zeros((1, segments.COLUMNS), np.int64)
+    for column, tensor in columns.items():
+        table[0, column] = 0 if tensor is None else tensor.data_ptr()
+    table[0, segments.DTYPE] = segments.DTYPES.index(str(x.dtype).removeprefix("torch."))
+    table[0, [segments.COUNT, segments.AT, segments.K]] = x.numel(), at, k
+    return table
+
+
+def nothing_found() -> torch.Tensor:
+    """What a call about one parameter has found before its first kernel."""
+    return torch.zeros(segments.heads_at(1) // 4, dtype=torch.int32)
 
 
 class Case(NamedTuple):
@@ -55,16 +79,15 @@ class Quantizing:
         held = torch.randn(elements, generator=torch.Generator().manual_seed(2))
         size = AT + _core.quantized_bytes(case.codec, self._chunk, elements)
         left, message = torch.empty(elements), torch.empty(size, dtype=torch.uint8)
-        self._wanted = message[AT:], left, torch.from_numpy(found_for(1))
-        wanted = table_of([{"x": x, "held": held, "left": left, "k": 1, "at": AT}])
+        self._wanted = message[AT:], left, nothing_found()
+        wanted = table_of(x, at=AT, held=held, left=left)
         _core.quantize(case.codec, self._chunk, wanted, message, self._wanted[2])
         self._x, self._held = x.to(device), held.to(device)
         self.left = torch.empty(elements, device=device)
         self._message = torch.empty(size, dtype=torch.uint8, device=device)
         self.payload = self._message[AT:]
         self._found = torch.zeros_like(self._wanted[2], device=device)
-        row = {"x": self._x, "held": self._held, "left": self.left, "k": 1, "at": AT}
-        self._table = table_of([row])
+        self._table = table_of(self._x, at=AT, held=self._held, left=self.left)
 
     @property
     def moved(self) -> int:
@@ -97,15 +120,17 @@ class Dequantizing:
         left = torch.empty(elements)
         for rank, row in enumerate(messages):
             x = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
-            table = table_of([{"x": x, "left": left, "k": 1, "at": AT}])
-            _core.quantize(case.codec, self._chunk, table, row, found_for(1))
+            table = table_of(x, at=AT, left=left)
+            _core.quantize(case.codec, self._chunk, table, row, nothing_found())
         self._wanted = torch.empty(elements, dtype=getattr(torch, case.dtype))
-        wanted = table_of([{"x": self._wanted, "k": 1, "at": AT}])
-        _core.dequantize(case.codec, self._chunk, wanted, messages, float(case.rows), found_for(1))
+        wanted = table_of(self._wanted, at=AT)
+        _core.dequantize(
+            case.codec, self._chunk, wanted, messages, float(case.rows), nothing_found()
+        )
         self._messages = messages.to(device)
         self.out = torch.empty_like(self._wanted, device=device)
-        self._found = torch.from_numpy(found_for(1)).to(device)
-        self._table = table_of([{"x": self.out, "k": 1, "at": AT}])
+        self._found = nothing_found().to(device)
+        self._table = table_of(self.out, at=AT)
 
     @property
     def moved(self) -> int:

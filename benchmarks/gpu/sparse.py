@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.quantized import nothing_found, table_of
 from benchmarks.gpu.reduce import microseconds
 from pycollective import _core, segments
 
@@ -47,25 +48,23 @@ class Selecting:
 
     def __init__(self, chunk: int, elements: int, device: str, kernels: Any) -> None:
         """`chunk` is 0 for a selection by tensor; `kernels` has what `triton.top_k` has."""
-        random = np.random.default_rng(1)
-        x, held = (random.standard_normal(elements, np.float32) for _ in range(2))
+        random = torch.Generator().manual_seed(1)
+        x, held = (torch.randn(elements, generator=random) for _ in range(2))
         self._chunk, self._k = chunk, round((chunk or elements) / 100)
-        self._left = np.empty(elements, np.float32)
-        given, places = (x, held, self._left, self._k), np.empty(elements, np.uint32)
-        most = _core.top_k_chunks(*given, chunk, places) if chunk else _core.top_k(*given, places)
-        self._places, self._values = places[:most], np.empty(most, np.float32)
-        _core.sparse_take(self._left, self._places, self._values)
-        self.x, self.held = (torch.from_numpy(each).to(device) for each in (x, held))
-        self.left = torch.empty_like(self.x)
+        whole, rest = divmod(elements, chunk or elements)
+        most = whole * self._k + kernels.selected_of(rest, self._k, chunk or elements)
+        self._left = torch.empty(elements)
+        self._places, self._values = torch.empty(most, dtype=torch.int32), torch.empty(most)
+        self._messages, found = torch.empty(0, dtype=torch.uint8), nothing_found()
+        wanted = table_of(x, self._k, held=held, left=self._left)
+        entries = self._places.numpy().view(np.uint32), self._values
+        _core.top_k(wanted, chunk, *entries, self._messages, found)
+        self.x, self.held = x.to(device), held.to(device)
+        self.left, self.values = torch.empty_like(self.x), torch.empty(most, device=device)
         self.places = torch.empty(most, dtype=torch.int32, device=device)
-        self.values = torch.empty(most, device=device)
-        self._messages = torch.empty(0, dtype=torch.uint8, device=device)
-        self._found = torch.zeros(segments.NONZERO + 1, dtype=torch.int32, device=device)
-        self._table = np.zeros((1, segments.COLUMNS), np.int64)
-        self._table[0, [segments.ADDRESS, segments.HELD, segments.LEFT]] = [
-            each.data_ptr() for each in (self.x, self.held, self.left)
-        ]
-        self._table[0, [segments.COUNT, segments.K]] = elements, self._k
+        self._messages = self._messages.to(device)
+        self._found = nothing_found().to(device)
+        self._table = table_of(self.x, self._k, held=self.held, left=self.left)
         self._tables = kernels.Tables(self.x.device)
 
     @property
@@ -117,7 +116,10 @@ class Exchanging:
         self._message = np.zeros(self.TAIL + room, np.uint8)
         tail = np.concatenate([words, stream, values.view(np.uint8)])
         self._message[self.TAIL : self.TAIL + tail.size] = tail
-        self._out = np.empty(elements, np.float32)
+        self._out, found = torch.empty(elements), nothing_found()
+        _core.sparse_scatter(
+            *(table_of(self._out), places, values, RANKS, found, np.zeros(1, np.uint8))
+        )
         self._places = torch.from_numpy(places.view(np.int32)).to(device)
         self._values = torch.from_numpy(values).to(device)
         self._given = torch.from_numpy(self._message).to(device, copy=True)
@@ -125,13 +127,8 @@ class Exchanging:
         self.out = torch.empty(elements, device=device)
         self._packed = np.array([[0, places.size, elements, self.TAIL]])
         self._came = np.array([[0, self.TAIL, room, elements, places.size, 0]])
-        self._table = np.zeros((1, segments.COLUMNS), np.int64)
-        self._table[0, segments.COUNT] = elements
-        self._table[0, segments.ADDRESS] = self._out.__array_interface__["data"][0]
-        none = np.zeros(segments.zero_at(1) + 1, np.int32)
-        _core.sparse_scatter(self._table, places, values, RANKS, none, np.zeros(1, np.uint8))
-        self._table[0, segments.ADDRESS] = self.out.data_ptr()
-        self._found = torch.zeros(segments.zero_at(1) + 1, dtype=torch.int32, device=device)
+        self._table = table_of(self.out)
+        self._found = nothing_found().to(device)
         self._tables = kernels.Tables(self.out.device)
         self._tail = tail.size
 

@@ -95,20 +95,6 @@ WANTED = tl.constexpr(6)
 KNOWN = tl.constexpr(10)
 
 
-def check_capacity(name: str, capacity: int) -> None:
-    """Refuse room for 2^31 entries or more: their numbers are words of 32 bits with a sign."""
-    if not 0 <= capacity < 1 << 31:
-        raise ConfigurationError(
-            f"{name} must have room for less than 2^31 entries, not {capacity}"
-        )
-
-
-def check_space(place: int, size: int) -> None:
-    """Refuse places that are no words of uint32: from `place` on, `size` of them."""
-    if not (place >= 0 and 0 <= size <= SPACE - place):
-        raise ConfigurationError(f"{size} places from {place} on are not below 2^32")
-
-
 @triton.jit
 def key_of(c):
     """The bits of the magnitude: the order of elements goes by them."""
@@ -925,11 +911,6 @@ def _blocks(table: NDArray[np.int64], size: int = BLOCK) -> NDArray[np.int64]:
     return -(-table[:, segments.COUNT] // size)
 
 
-def selected_of(count: int, k: int, chunk: int) -> int:
-    """Return how many are taken of a last chunk of `count` elements, if k are of each whole one."""
-    return -(-k * count // chunk)
-
-
 def _check_table(
     table: NDArray[np.int64], messages: torch.Tensor, found: torch.Tensor, tables: Tables
 ) -> None:
@@ -1264,7 +1245,7 @@ def top_k(
         table: int64, ``(rows, COLUMNS)``, see `pycollective.segments`. Rows with K 0 go to
             messages[AT:] in fp32, and need no LEFT. LEFT may be HELD, and overlaps nothing else.
         chunk: 0: K of each row are taken. Else K of each chunk of so many elements, a multiple of
-            64 up to 65,536; of a last one of m elements ``selected_of(m, K, chunk)``.
+            64 up to 65,536, K at most; of a last one of m elements ceil(K m / chunk).
         places: int32, the words of uint32: from ENTRY on AT + index, ascending.
         values: float32, float16 or bfloat16: from ENTRY on what is taken off LEFT.
         messages: uint8, flat.
@@ -1280,6 +1261,8 @@ def top_k(
         raise ConfigurationError(f"a chunk is a multiple of 64 elements up to 65536, not {chunk}")
     rows = table[table[:, segments.K] > 0]
     count, k = rows[:, segments.COUNT], rows[:, segments.K]
+    if chunk and (k > chunk).any():
+        raise ConfigurationError(f"{k.max()} of each {chunk} elements cannot be taken")
     taken = count // chunk * k + -(-k * (count % chunk) // chunk) if chunk else k
     room = int((rows[:, segments.ENTRY] + taken).max(initial=0))
     _check_entries(places, values, room, tables.device)

@@ -392,8 +392,8 @@ def test_headers_are_written_beside_numbers(kernels):
 
 
 def received(codec, ranks, gap=GAP, first=None):
-    """Messages of ranks whose headers say that parameters 1, 6, 7 and 8 are all zero; those of 0 and 3
-    are, but for one rank's."""
+    """Messages of ranks, whose headers say that parameters 1, 6, 7 and 8 are all zero; and all but
+    one rank's that 0 and 3 are."""
     first = BITS_AT + 2 if first is None else first
     cases = [Case(codec, 64, first, gap=gap) for _ in range(ranks)]
     messages = torch.zeros(ranks, cases[0].size, dtype=torch.uint8)

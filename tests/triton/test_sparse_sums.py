@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pycollective import _core, segments
 from pycollective.errors import ConfigurationError
 from tests.inputs import dtype_of
-from tests.kernels.segments import table_of
+from tests.kernels.segments import found_for, table_of
 from tests.triton.compiled import module
 from tests.triton.executed import MOSTLY_INTERPRETED, address, executed, ways
 from tests.triton.test_compiled import needs
@@ -25,7 +25,6 @@ STORM = pytest.mark.storm
 COMPILED = module("sparse_sums", interpreted=False)
 kernels = ways("sparse_sums")
 ITEMS = 11  # of a header
-NUMPY = {"bfloat16": np.int16}  # as which the CPU's kernels take its words
 
 
 class Segment(NamedTuple):
@@ -86,11 +85,10 @@ class Messages:
         values = np.empty(len(places), np.float32)
         every = [each for each, _ in ranks], [each.astype(np.float32) for _, each in ranks]
         count = _core.sparse_sum(*every, places, values)
-        out = np.empty(segment.count, NUMPY.get(segment.dtype, segment.dtype))
-        table, found = table_of([{"x": out, "at": segment.at, "k": 1}]), np.zeros(6, np.int32)
-        _core.sparse_scatter(
-            table, places[:count], values[:count], divisor, found, np.zeros(1, np.uint8)
-        )
+        out = np.empty(segment.count, dtype_of(segment.dtype))
+        table = table_of([{"x": out, "at": segment.at, "k": 1}])
+        entries = places[:count], values[:count]
+        _core.sparse_scatter(table, *entries, divisor, found_for(1), np.zeros(1, np.uint8))
         return out
 
 

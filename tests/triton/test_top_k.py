@@ -11,7 +11,7 @@ from pycollective import _core, segments
 from pycollective.errors import ConfigurationError
 from tests.inputs import dtype_of, from_words
 from tests.kernels.segments import table_of
-from tests.kernels.test_sparse import INPUTS, make, subnormals
+from tests.kernels.test_sparse import INPUTS, make, run_top_k, subnormals, taken
 from tests.ptx.machine import Launch, Memory
 from tests.ptx.parser import parse
 from tests.triton.compiled import compiled, module
@@ -28,7 +28,6 @@ TYPES = [
     ("float16", "bfloat16", True),
     ("bfloat16", "bfloat16", True),
 ]
-NUMPY = {"bfloat16": np.int16}  # as which the CPU's kernels take its words
 BEFORE = 3  # entries that there are already
 PLACE = 3_000_000_000
 
@@ -63,19 +62,6 @@ class Row:
             return 0
         n, tail = divmod(len(self.x), chunk) if chunk else (1, 0)
         return n * self.k + -(-self.k * tail // chunk if chunk else 0)
-
-    def of_cpu(self, chunk, values):
-        """(places from the row's first on, values, residual) of the CPU's kernels; None where
-        something is not finite."""
-        left, places = np.empty(len(self.x), np.float32), np.empty(len(self.x), np.uint32)
-        given = self.x, self.held, left, self.k
-        found = _core.top_k_chunks(*given, chunk, places) if chunk else _core.top_k(*given, places)
-        if found < 0:
-            return None
-        values = np.empty(found, dtype_of(values))
-        raw = values.view(NUMPY.get(values.dtype.name, values.dtype))
-        _core.sparse_take(left, places[:found], raw)
-        return places[:found], values, left
 
     def is_left(self, left):
         n, first = len(left), self.left.storage_offset()
@@ -115,51 +101,40 @@ class Selection:
         self.places = torch.full((count,), 7, dtype=torch.int32)
         self.entries = torch.full((count,), 7.0, dtype=getattr(torch, self.values))
 
-    def run(self, kernels, chunk=0, tables=None):
-        table = self.table(chunk)
-        tables = tables or kernels.Tables(torch.device("cpu"))
+    def run(self, kernels, chunk=0):
+        self.select(kernels, self.table(chunk), chunk, kernels.Tables(torch.device("cpu")))
+
+    def select(self, kernels, table, chunk, tables):
         given = self.places, self.entries, self.messages, self.found
         kernels.top_k(table, chunk, *given, tables)
-        return table
 
     def check(self, kernels, chunk=0, tables=None):
-        """That it is what the CPU's kernels write, and nothing else is written."""
-        table = self.run(kernels, chunk, tables)
-        places, entries = torch.full_like(self.places, 7), torch.full_like(self.entries, 7)
-        bad = False
-        for row, numbers in zip(self.rows, table, strict=True):
-            if row.k and len(row.x):
-                of_cpu = row.of_cpu(chunk, self.values)
-                bad |= of_cpu is None
-                if of_cpu is not None:
-                    part = slice(numbers[segments.ENTRY], numbers[segments.ENTRY] + len(of_cpu[0]))
-                    want = of_cpu[0] + np.uint32(numbers[segments.AT])
-                    places[part] = torch.from_numpy(want.view(np.int32))
-                    entries[part] = tensor(of_cpu[1])
-                    if not bad:
-                        row.is_left(of_cpu[2])
-        self.is_found(bad)
-        if bad:
-            return
-        assert np.array_equal(self.places, places)
-        assert np.array_equal(bits(self.entries), bits(entries))
-        self.is_copied(table)
+        """That it is what the CPU's kernel writes, and nothing else is written."""
+        table = self.table(chunk)
+        given = self.places.numpy().view(np.uint32), self.entries, self.messages, self.found
+        want = self.of_cpu(_core.top_k, table, chunk, *given)
+        self.select(kernels, table, chunk, tables or kernels.Tables(torch.device("cpu")))
+        self.is_same(want)
 
-    def is_found(self, bad):
-        want = np.zeros(self.found.numel(), np.int32)
-        want[segments.BAD] = bad
-        for row in self.rows:
-            if (row.x.astype(np.float32) != 0).any():
-                want[segments.NONZERO + row.item] = 1
-        assert np.array_equal(self.found, want)
+    def written(self):
+        rooms = (row.room for row in self.rows)
+        return [self.found, self.messages, self.places, self.entries, *rooms]
 
-    def is_copied(self, table):
-        want = torch.full_like(self.messages, 7)
-        for row, numbers in zip(self.rows, table, strict=True):
-            if not row.k:
-                number = row.x.astype(np.float32).view(np.uint8)
-                want[numbers[segments.AT] :][: len(number)] = torch.from_numpy(number)
-        assert np.array_equal(self.messages, want)
+    def of_cpu(self, call, *given):
+        """All that may be written, as a CPU's kernel leaves it. Afterwards it is as it was."""
+        before = [each.clone() for each in self.written()]
+        call(*given)
+        made = [each.clone() for each in self.written()]
+        for each, was in zip(self.written(), before, strict=True):
+            each.copy_(was)
+        return made
+
+    def is_same(self, want):
+        """Where something is not finite, no more than what is found."""
+        assert torch.equal(self.found, want[0])
+        if not self.found[segments.BAD]:
+            for each, wanted in zip(self.written(), want, strict=True):
+                assert np.array_equal(bits(each), bits(wanted))
 
 
 def row_of(kind, count, types, k=0, **more):
@@ -377,7 +352,7 @@ def test_steps_over_several_ranks(kernels, kind):
     """Each step is that of the CPU's kernels. Each rank adds up two parameters' histograms, or one
     that is padding."""
     on, each = kernels.Tables(torch.device("cpu")), 2
-    ranks, lefts, prefixes, wanted = [], [], torch.zeros(4, dtype=torch.int64), WANTED
+    ranks, prefixes, wanted = [], torch.zeros(4, dtype=torch.int64), WANTED
     for sizes in SIZES.T:
         rows = [
             row_of(kind, size, TYPES[n % 2 * 2], k, item=n)
@@ -385,23 +360,18 @@ def test_steps_over_several_ranks(kernels, kind):
         ]
         chosen = Selection([*rows, row_of("gaussian", 50, TYPES[0], item=4)])
         table = chosen.table()
-        kernels.sparse_add(table, chosen.messages, chosen.found, on)
-        chosen.is_found(False)
-        chosen.is_copied(table)
+        given = table, chosen.messages, chosen.found
+        want = chosen.of_cpu(_core.sparse_add, *given)
+        kernels.sparse_add(*given, on)
+        chosen.is_same(want)
         ranks.append((chosen, table[:4]))
-        lefts.append([np.empty(len(row.x), np.float32) for row in rows])
-        for row, left in zip(rows, lefts[-1], strict=True):
-            assert len(left) == 0 or _core.sparse_add(row.x, row.held, left)
-            row.is_left(left)
     for shift, n in kernels.ROUNDS:
         histograms = []
-        for (_, table), pieces in zip(ranks, lefts, strict=True):
+        for _, table in ranks:
             got = torch.ones(6, 1 << n, dtype=torch.int32)
+            want = np.ones((6, 1 << n), np.int32)
             kernels.sparse_histogram(table, shift, n, prefixes, got, on)
-            want = np.ones((6, 1 << n), np.int64)
-            for left, prefix, row in zip(pieces, prefixes.tolist(), want, strict=False):
-                if len(left):
-                    _core.sparse_histogram(left, shift, n, prefix, row)
+            _core.sparse_histogram(table, shift, n, prefixes.numpy(), want[:4])
             assert np.array_equal(got, want)
             histograms.append(want - 1)
         histograms = np.stack(histograms)
@@ -410,7 +380,7 @@ def test_steps_over_several_ranks(kernels, kind):
         heard = torch.stack(
             [
                 kernels.merge(
-                    torch.from_numpy(histograms[:, each * r :][:, :each].astype(np.int32)),
+                    torch.from_numpy(histograms[:, each * r :][:, :each].copy()),
                     *(torch.from_numpy(wanted), begins, r, on),
                 )
                 for r in range(3)
@@ -423,15 +393,16 @@ def test_steps_over_several_ranks(kernels, kind):
             assert np.array_equal(left, want[:, 1])
             assert np.array_equal(tied, want[:, 2 + r])
         prefixes, wanted = found[0][0], want[:, 1].copy()
-    for (chosen, table), pieces, (_, _, ties) in zip(ranks, lefts, found, strict=True):
-        is_selected(kernels, chosen, table, pieces, prefixes, ties, on)
+    for (chosen, table), (_, _, ties) in zip(ranks, found, strict=True):
+        is_selected(kernels, chosen, table, prefixes, ties, on)
 
 
-def is_selected(kernels, chosen, table, pieces, keys, ties, on):
-    """`sparse_select` takes what the CPU's kernel does, but no more than K of a row."""
+def is_selected(kernels, chosen, table, keys, ties, on):
+    """`sparse_select` takes what it says, but no more than K of a row."""
     most = int(np.minimum(table[:, segments.K], table[:, segments.COUNT]).sum())
     chosen.room_for(most + 9)
     out = chosen.places[:most], chosen.entries[:most]
+    pieces = [row.left.numpy().copy() for row in chosen.rows[: len(table)]]
     count = int(kernels.sparse_select(table, keys, ties, *out, on))
     want, values = [], []
     for row, numbers, left, key, tied in zip(
@@ -440,11 +411,9 @@ def is_selected(kernels, chosen, table, pieces, keys, ties, on):
         magnitude = left.view(np.int32) & 0x7FFFFFFF
         equal = np.flatnonzero(magnitude == key)[: max(tied, 0)]
         found = np.sort(np.concatenate([np.flatnonzero(magnitude > key), equal]))[: row.k]
-        found = found.astype(np.uint32)
-        values.append(np.empty(len(found), dtype_of(chosen.values)))
-        if len(found):
-            _core.sparse_take(left, found, values[-1])
-        want.append(found + np.uint32(numbers[segments.AT]))
+        of_row, left = taken(left, found, chosen.values)
+        values.append(of_row)
+        want.append(found.astype(np.uint32) + np.uint32(numbers[segments.AT]))
         row.is_left(left)
     want, values = np.concatenate(want), np.concatenate(values)
     assert count == len(want)
@@ -469,9 +438,8 @@ def test_no_more_is_selected_than_there_is_room_for(kernels):
         row.left.copy_(tensor(row.x))
     keys, ties = torch.tensor([each[1:] for each in [*given, given[0]]]).T.contiguous()
     on = kernels.Tables(torch.device("cpu"))
-    pieces = [row.x.copy() for row in rows]
     wrapped = keys.to(torch.int32).to(torch.int64)
-    is_selected(kernels, chosen, table, pieces, wrapped, ties, on)
+    is_selected(kernels, chosen, table, wrapped, ties, on)
 
 
 @MOSTLY_INTERPRETED
@@ -479,7 +447,7 @@ def test_nothing_to_select(kernels):
     chosen = selection("gaussian", 0, TYPES[0], 5)
     one = torch.zeros(1, dtype=torch.int64)
     on = kernels.Tables(torch.device("cpu"))
-    is_selected(kernels, chosen, chosen.table(), [chosen.rows[0].x], one, one, on)
+    is_selected(kernels, chosen, chosen.table(), one, one, on)
 
 
 @pytest.mark.parametrize(
@@ -586,17 +554,11 @@ def test_offsets_have_64_bits():
     kernel = parse(made.asm["ptx"])
     blocks = range(skipped, skipped + 2)
     Launch(kernel, blocks, memory, [*numbers, 0, 0], made.metadata.shared).run()
-    first = [x[:chunk] + held[:chunk], x[chunk:] + held[chunk:]]
-    want = [np.empty(k, np.uint32), np.empty(tail, np.uint32)]
-    for c, each in zip(first, want, strict=True):
-        _core.top_k(c, None, np.empty_like(c), len(each), each)
-    want = np.concatenate([want[0], want[1] + np.uint32(chunk)])
+    want = run_top_k(x, held, k, "", chunk, k + tail)
     got = memory.get(numbers[2], np.empty(k + tail, np.uint32))
-    assert np.array_equal(got, want + np.uint32(start))
+    assert np.array_equal(got, want[0] + np.uint32(start))
     left = memory.get(at[2], np.empty_like(x))
-    whole = np.concatenate(first)
-    whole[want] -= whole[want]
-    assert np.array_equal(left.view(np.uint32), whole.view(np.uint32))
+    assert np.array_equal(left.view(np.uint32), want[2].view(np.uint32))
 
 
 @pytest.mark.parametrize("architecture", [*(pytest.param(n, marks=STORM) for n in (80, 100)), 90])
