@@ -52,7 +52,7 @@ class Selecting:
         x, held = (torch.randn(elements, generator=random) for _ in range(2))
         self._chunk, self._k = chunk, round((chunk or elements) / 100)
         whole, rest = divmod(elements, chunk or elements)
-        most = whole * self._k + kernels.selected_of(rest, self._k, chunk or elements)
+        most = whole * self._k - (-self._k * rest // (chunk or elements))
         self._left = torch.empty(elements)
         self._places, self._values = torch.empty(most, dtype=torch.int32), torch.empty(most)
         self._messages, found = torch.empty(0, dtype=torch.uint8), nothing_found()

@@ -180,7 +180,7 @@ def test_what_is_refused():
     kernels.headers(found, mine, [read], row, True, tables)
     for why, reads, write in (
         ("2 reads at most, not 3", [read] * 3, row),
-        ("^found must have at least 257 .* not 31 ones", [(*read[:2], 1000)], row),
+        ("^found must have at least 257 .* not 40 ones", [(*read[:2], 1000)], row),
         ("at least 26 contiguous bytes", [read], row[:, 1:]),
         ("at least 26 contiguous bytes", [read], torch.zeros(26, 26, dtype=torch.uint8).T),
     ):
