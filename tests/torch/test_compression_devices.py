@@ -657,6 +657,22 @@ def test_all_ranks_hear_of_one_whose_device_the_backend_does_not_take(ranks):
 META = torch.device("meta")
 
 
+def in_memory():
+    """Within, tensors have an address, as on devices; those of "meta" have none."""
+    return mock.patch.object(torch.Tensor, "data_ptr", return_value=64)
+
+
+def test_tensors_of_a_device_have_memory_and_its_numbers():
+    there = torch.ones(8, device=META)
+    with in_memory():
+        assert FlatTensor(there, META).count == 8
+        with pytest.raises(ConfigurationError, match="resolve_neg"):
+            FlatTensor(torch._neg_view(there), META)
+    with pytest.raises(ConfigurationError, match="memory of its own"):
+        FlatTensor(there, META)
+    assert FlatTensor(there[:0], META).count == 0
+
+
 class OnlyOnMeta(TorchDispatchMode):
     """All operands and results are on the device "meta", where there are no data to wait for."""
 
@@ -768,7 +784,7 @@ def steps_on_meta(host_of, dense, options):
             kernels=lambda: TritonKernels(META),
             learning=lambda groups: Later(Streams(), "a state", groups.all),
         )
-    with mock.patch.object(state._learning, "send", unsent):
+    with mock.patch.object(state._learning, "send", unsent), in_memory():
         for dtype in (torch.float32, torch.bfloat16):
             state.carried.add({"w": np.ones(660, np.float32)}, 1.0)
             found = {
