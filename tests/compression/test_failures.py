@@ -125,6 +125,35 @@ def test_a_message_that_ends_in_its_header_is_a_mismatch(pool):
         assert (name, "a message of a wrong length" in text) == (CollectiveMismatch.__name__, True)
 
 
+def lengthened(comm, host_of, way):
+    """How a call ends in which rank 2 sends messages with four bytes behind their values."""
+    shapes = {"w": (64, 120)}
+    state, out = own(comm, host_of, "top_k", shapes), np.empty(64 * 30, np.float32)
+    by_way = {
+        "all_reduce": lambda mine: state.all_reduce({"w": mine}),
+        "reduce_scatter": lambda mine: state.reduce_scatter(out, mine, "w"),
+    }
+    by_way[way](gradients(1, comm.rank, 0, shapes)["w"])
+    comm.barrier()
+    kernels = state._feedback.codec._kernels
+    pack = kernels.pack
+    if comm.rank == 2:
+        kernels.pack = lambda *given: pack(*given) + 4
+    before = digest(held_by(state))
+    found = ends_with(lambda: by_way[way](gradients(1, comm.rank, 1, shapes)["w"]))
+    return *found, digest(held_by(state)) == before
+
+
+@pytest.mark.parametrize("way", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize("host_of", [(0, 1, 2, 3), (0, 0, 1, 1)])
+def test_a_message_with_bytes_behind_its_values_is_a_mismatch(pool, host_of, way):
+    for name, text, taken, same in pool(4).call(lengthened, host_of, way):
+        assert name == CollectiveMismatch.__name__
+        assert "a damaged message" in text
+        assert taken < SOON
+        assert same
+
+
 # Calls that are not the same.
 
 ONE_HOST = (0, 0, 0, 0)  # where no message says what it is about

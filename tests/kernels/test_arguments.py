@@ -117,7 +117,7 @@ FOUND = np.zeros(6, np.int32)
 NO_SEGMENT = [
     *((column, -1) for column in (segments.DTYPE, segments.COUNT, segments.ITEM)),
     *((column, -1) for column in (segments.AT, segments.K, segments.ENTRY)),
-    *((segments.DTYPE, 3), (segments.COUNT, 2**56 + 1)),
+    *((segments.DTYPE, 3), (segments.COUNT, 2**56 + 1), (segments.ADDRESS, 0)),
 ]
 # What each function is called with; a 1-bit payload of 100 elements has 21 bytes, of 30 it has 8.
 GOOD = {

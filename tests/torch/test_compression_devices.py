@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers its backend)
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -317,6 +318,30 @@ def test_every_rank_hears_of_a_damaged_message_that_one_has_read(ranks):
     for said, lost in ranks(damaged_shard):
         assert "rank(s) [1] have read" in said
         assert lost
+
+
+def memory_kept(comm, codec):
+    """Of each call of a step whether its memory is still there when the step has ended."""
+    state = as_on_a_device(parameters(), codec, "2x2", group_of(comm, "gloo"), **OPTIONS)
+    mine, memory, given = gradients(comm.rank, 0, torch.float32), TritonKernels.memory, []
+
+    def noted(*sizes):
+        made = memory(*sizes)
+        given.append(StorageWeakRef(made[0].untyped_storage()))
+        return made
+
+    with mock.patch.object(TritonKernels, "memory", noted), state.step():
+        for names in (["w", "b"], ["z", "v"]):
+            state.all_reduce({name: mine[name] for name in names})
+    kept = [not each.expired() for each in given]
+    assert state.stats()["steps"] == 1
+    state.close()
+    return kept
+
+
+@pytest.mark.parametrize("codec", ["one_bit", "top_k"])
+def test_memory_of_a_call_is_let_go_once_it_is_issued(ranks, codec):
+    assert ranks(memory_kept, codec) == [[False] * 2] * 4
 
 
 class Model(torch.nn.Module):
@@ -657,6 +682,22 @@ def test_all_ranks_hear_of_one_whose_device_the_backend_does_not_take(ranks):
 META = torch.device("meta")
 
 
+def in_memory():
+    """Within, tensors have an address, as on devices; those of "meta" have none."""
+    return mock.patch.object(torch.Tensor, "data_ptr", return_value=64)
+
+
+def test_tensors_of_a_device_have_memory_and_its_numbers():
+    there = torch.ones(8, device=META)
+    with in_memory():
+        assert FlatTensor(there, META).count == 8
+        with pytest.raises(ConfigurationError, match="resolve_neg"):
+            FlatTensor(torch._neg_view(there), META)
+    with pytest.raises(ConfigurationError, match="memory of its own"):
+        FlatTensor(there, META)
+    assert FlatTensor(there[:0], META).count == 0
+
+
 class OnlyOnMeta(TorchDispatchMode):
     """All operands and results are on the device "meta", where there are no data to wait for."""
 
@@ -768,7 +809,7 @@ def steps_on_meta(host_of, dense, options):
             kernels=lambda: TritonKernels(META),
             learning=lambda groups: Later(Streams(), "a state", groups.all),
         )
-    with mock.patch.object(state._learning, "send", unsent):
+    with mock.patch.object(state._learning, "send", unsent), in_memory():
         for dtype in (torch.float32, torch.bfloat16):
             state.carried.add({"w": np.ones(660, np.float32)}, 1.0)
             found = {
