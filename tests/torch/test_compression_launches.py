@@ -18,16 +18,15 @@ BY_TENSOR, BY_CHUNK = {}, {"by": "chunk", "density": 0.05, "chunk": 2048}
 CASES = [("one_bit", {}), ("int8", {}), ("top_k", BY_TENSOR), ("top_k", BY_CHUNK)]
 
 
-MANY = [6, pytest.param(48, marks=pytest.mark.storm)]
+MANY = 48
 
 
-@pytest.mark.parametrize("many", MANY)
 @pytest.mark.parametrize(("codec", "options"), CASES)
-def test_a_bucket_of_many_parameters_takes_as_few_launches_as_one(two_hosts, codec, options, many):
+def test_a_bucket_of_many_parameters_takes_as_few_launches_as_one(two_hosts, codec, options):
     for one, all_of, mixed in zip(
         *(
             two_hosts(count_launches, codec, "2x1", *each, options)
-            for each in [(1, 0), (many, 0), (many // 2, many // 2)]
+            for each in [(1, 0), (MANY, 0), (MANY // 2, MANY // 2)]
         ),
         strict=True,
     ):
@@ -35,13 +34,12 @@ def test_a_bucket_of_many_parameters_takes_as_few_launches_as_one(two_hosts, cod
         assert mixed.total() <= MOST[codec], mixed
 
 
-@pytest.mark.storm
 @pytest.mark.parametrize(("codec", "options"), CASES)
 def test_so_it_does_where_hosts_have_several_ranks(four_ranks, codec, options):
     """But for uploads of tables, since what a host adds up lies in other memory each time, and for
     a copy to where there is room for the longest message."""
     for one, many in zip(
-        *(four_ranks(count_launches, codec, "2x2", many, 0, options) for many in (1, 6)),
+        *(four_ranks(count_launches, codec, "2x2", many, 0, options) for many in (1, MANY)),
         strict=True,
     ):
         for each in (one, many):
