@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from benchmarks.checked import check
 from benchmarks.driver import Benchmark, Record, Run
-from pycollective import _core
+from pycollective import _core, segments
 from pycollective.compression import CODECS
+from tests.kernels.segments import found_for, table_of
 
 COUNT = 1 << 24
 CHUNK = {
@@ -51,16 +52,22 @@ def array(count: int, behind: int) -> Array:
 def calls_of(level: str, behind: int, given: dict[str, Array]) -> dict[str, Callable[[], object]]:
     """All kernels at a SIMD level, with outputs `behind` bytes behind a line's start, by name."""
     left, out = array(COUNT, behind), array(COUNT, behind)
+    given |= {f"{name}, {level}, {behind}": each for name, each in (("left", left), ("out", out))}
+    # Of addresses: what they are of stays in `given`.
+    gradient = table_of([{"x": given["x"], "held": given["held"], "left": left, "k": 1}])
+    average = table_of([{"x": out, "k": 1}])
+    found = found_for(1)
     calls: dict[str, Callable[[], object]] = {}
     for codec, chunk in CHUNK.items():
         payloads = np.zeros((ROWS, _core.quantized_bytes(codec, chunk, COUNT)), np.uint8)
 
         def quantize(codec: str = codec, chunk: int = chunk, rows: Array = payloads) -> None:
-            if not _core.quantize(codec, chunk, given["x"], given["held"], left, rows[0], level):
+            _core.quantize(codec, chunk, gradient, rows[0], found, simd=level)
+            if found[segments.BAD]:
                 raise AssertionError("random numbers are finite")
 
         def dequantize(rows: Array, codec: str = codec, chunk: int = chunk) -> None:
-            _core.dequantize(codec, chunk, rows, 0, out, 1.0, level)
+            _core.dequantize(codec, chunk, average, rows, 1.0, found, simd=level)
 
         if codec not in given:  # of the first level; the others are to make the same
             quantize()

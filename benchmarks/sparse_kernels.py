@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.checked import check, take_turns
 from benchmarks.driver import Benchmark, Record, Run
 from pycollective import _core
+from tests.kernels.segments import found_for, table_of
 
 COUNT = 1 << 24
 K = COUNT // 100
@@ -50,6 +51,7 @@ def measure(run: Run) -> Record:
     left, e = np.zeros(COUNT, np.float32), np.zeros(COUNT, np.float32)
     again, g = np.zeros(COUNT, np.float32), x.copy()
     indices = np.zeros(K + COUNT // CHUNK, np.uint32)
+    taken = np.zeros(len(indices), np.float32)
     out = np.zeros(COUNT, np.float32)
     x_torch, held_torch = torch.from_numpy(x), torch.from_numpy(held)
     rest = torch.zeros(COUNT)
@@ -78,45 +80,54 @@ def measure(run: Run) -> Record:
     unpacked = np.zeros(K, np.uint32)
     # Of each kernel what it writes, with what that is to be, and what it returns.
     made: dict[str, tuple[list[tuple[Array, Array]], object]] = {
-        "add": ([(left, sums)], True),
-        "top_k": ([(left, sums), (indices[:K], wanted)], K),
-        "top_k_chunks": ([(left, sums), (indices[: len(of_chunks)], of_chunks)], len(of_chunks)),
+        "add": ([(left, sums)], None),
         "scatter": ([(out, scattered.numpy())], None),
         "pack": ([(payload[: len(exact)], exact)], len(exact)),
         "unpack": ([(unpacked, wanted)], None),
     }
+    for name, at in {"top_k": wanted, "top_k_chunks": of_chunks}.items():
+        rest_of = sums.copy()
+        rest_of[at] = 0
+        entries = [(indices[: len(at)], at), (taken[: len(at)], sums[at])]
+        made[name] = [(left, rest_of), *entries], None
     calls: dict[str, Callable[[], object]] = {
         "e += g": lambda: np.add(e, g, out=e),
         "e += g, again": lambda: np.add(again, g, out=again),
         "torch": with_torch,
     }
+    given = {"x": x, "held": held, "left": left}
+    whole, by_chunk = (table_of([{**given, "k": k}]) for k in (K, K_OF_CHUNK))
+    result = table_of([{"x": out, "k": 1}])
+    found, zero, none = found_for(1), np.zeros(1, np.uint8), np.zeros(0, np.uint8)
     for level in _core.simd_levels():
         ours: dict[str, Callable[..., object]] = {
-            "add": lambda simd: _core.sparse_add(x, held, left, simd),
-            "top_k": lambda simd: _core.top_k(x, held, left, K, indices, simd),
-            "top_k_chunks": lambda simd: _core.top_k_chunks(
-                x, held, left, K_OF_CHUNK, CHUNK, indices, simd
+            "add": lambda simd: _core.sparse_add(whole, none, found, simd),
+            "top_k": lambda simd: _core.top_k(whole, 0, indices, taken, none, found, simd),
+            "top_k_chunks": lambda simd: _core.top_k(
+                by_chunk, CHUNK, indices, taken, none, found, simd
             ),
-            "scatter": lambda simd: _core.sparse_scatter(wanted, values, out, 1, simd),
+            "scatter": lambda simd: _core.sparse_scatter(
+                result, wanted, values, 1, found, zero, simd
+            ),
             "pack": lambda simd: _core.pack_indices(wanted, COUNT, payload, simd),
             "unpack": lambda simd: _core.unpack_indices(exact, COUNT, unpacked, simd),
         }
         for name, call in ours.items():
             calls[f"{name}/{level}"] = timed = partial(call, level)
             check(f"{name}/{level}", timed, *made[name])
-    taken = {name: each[0] for name, each in take_turns(calls, run.rounds, seconds).items()}
+    times = {name: each[0] for name, each in take_turns(calls, run.rounds, seconds).items()}
     rows = {
-        name: {"ms": 1e3 * each, "to_add_in_place": each / taken["e += g"]}
-        for name, each in taken.items()
+        name: {"ms": 1e3 * each, "to_add_in_place": each / times["e += g"]}
+        for name, each in times.items()
     }
     for name, row in rows.items():
         kernel, _, level = name.partition("/")
         print(f"{name:24} {row['ms']:9.2f} ms  {row['to_add_in_place']:7.2f} of e += g", end="")
         if kernel in ("top_k", "top_k_chunks"):
-            row["times_faster_than_torch"] = taken["torch"] / taken[name]
+            row["times_faster_than_torch"] = times["torch"] / times[name]
             print(f"  {row['times_faster_than_torch']:.0f} times faster than torch", end="")
         if kernel in ("pack", "unpack"):
-            row["g_indices_s"] = K / taken[name] / 1e9
+            row["g_indices_s"] = K / times[name] / 1e9
             print(f"  {row['g_indices_s']:.2f} G indices/s", end="")
         if level in ("avx2", "avx512"):
             met = (

@@ -29,7 +29,8 @@ LAYERS: dict[str, set[str]] = {
     "order": set(),
     "leaves": {"_core", "agree", "errors", "order", "typing"},
     "deal": {"leaves"},  # a name of before, for one release
-    "triton": {"errors", "order"},
+    "segments": set(),
+    "triton": {"errors", "order", "segments"},
     "reference": {"order"},
     "typing": set(),
     "host_memory": {"errors"},
@@ -53,7 +54,7 @@ LAYERS: dict[str, set[str]] = {
         ),
     },
     "testing": {"_core", "communicator", "dtypes", "errors"},
-    "compression": {"_core", "agree", "communicator", "errors", "placement", "typing"},
+    "compression": {"_core", "agree", "communicator", "errors", "placement", "segments", "typing"},
     "bootstrap": {
         *("_core", "communicator", "config", "errors", "device_path", "host_memory", "placement"),
         *("planning", "schedule", "system_limits", "transport", "typing"),
@@ -64,8 +65,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "torch": {
         *("_core", "_torch", "agree", "bootstrap", "communicator", "compression", "config"),
-        *("dtypes", "errors", "leaves", "order", "placement", "shim", "system_limits", "triton"),
-        *("typing",),
+        *("dtypes", "errors", "leaves", "order", "placement", "segments", "shim", "system_limits"),
+        *("triton", "typing"),
     },
     "bench": {
         *("_core", "bootstrap", "communicator", "compression", "config", "cores", "device_path"),
@@ -87,11 +88,14 @@ LAYERS: dict[str, set[str]] = {
 TOP_LEVEL: dict[str, set[str]] = {
     "torch": {"torch"},
     "triton": {"torch"},
+    "triton/finite": {"triton"},
     "triton/floats": {"triton"},
+    "triton/headers": {"triton"},
     "triton/quantize": {"triton"},
     "triton/reduce": {"triton"},
     "triton/index_packing": {"triton"},
     "triton/sparse_sums": {"triton"},
+    "triton/tables": {"triton"},
     "triton/top_k": {"triton"},
     "bench/ranks/library_torch": {"torch"},
     "bench/ranks/library_mpi": {"mpi4py"},

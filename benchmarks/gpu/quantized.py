@@ -14,13 +14,39 @@ import json
 import sys
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.gpu.reduce import microseconds
-from pycollective import _core
+from pycollective import _core, segments
+from pycollective.triton.tables import Tables
 
 CHUNK = {"one_bit": 1024, "int8": 256}
 AT = 29  # where a payload begins in its message: behind a header of 5 bytes of bits
+
+
+def table_of(
+    x: torch.Tensor,
+    k: int = 1,
+    *,
+    at: int = 0,
+    held: torch.Tensor | None = None,
+    left: torch.Tensor | None = None,
+) -> NDArray[np.int64]:
+    """A table of one segment. The caller keeps the tensors, which are contiguous."""
+    columns = {segments.ADDRESS: x, segments.HELD: held, segments.LEFT: left}
+    table = np.zeros((1, segments.COLUMNS), np.int64)
+    for column, tensor in columns.items():
+        table[0, column] = 0 if tensor is None else tensor.data_ptr()
+    table[0, segments.DTYPE] = segments.DTYPES.index(str(x.dtype).removeprefix("torch."))
+    table[0, [segments.COUNT, segments.AT, segments.K]] = x.numel(), at, k
+    return table
+
+
+def nothing_found() -> torch.Tensor:
+    """What a call about one parameter has found before its first kernel."""
+    return torch.zeros(segments.heads_at(1) // 4, dtype=torch.int32)
 
 
 class Case(NamedTuple):
@@ -47,19 +73,21 @@ class Quantizing:
 
     def __init__(self, case: Case, elements: int, device: str) -> None:
         self._case, self._chunk = case, CHUNK[case.codec]
+        self._tables = Tables(torch.device(device))
         dtype = getattr(torch, case.dtype)
         x = torch.randn(elements, generator=torch.Generator().manual_seed(1)).to(dtype)
         held = torch.randn(elements, generator=torch.Generator().manual_seed(2))
-        size = _core.quantized_bytes(case.codec, self._chunk, elements)
-        self._wanted = torch.empty(size, dtype=torch.uint8), torch.empty(elements)
-        payload, left = self._wanted
-        if not _core.quantize(case.codec, self._chunk, x, held, left, payload):
-            raise AssertionError("random numbers are finite")
+        size = AT + _core.quantized_bytes(case.codec, self._chunk, elements)
+        left, message = torch.empty(elements), torch.empty(size, dtype=torch.uint8)
+        self._wanted = message[AT:], left, nothing_found()
+        wanted = table_of(x, at=AT, held=held, left=left)
+        _core.quantize(case.codec, self._chunk, wanted, message, self._wanted[2])
         self._x, self._held = x.to(device), held.to(device)
         self.left = torch.empty(elements, device=device)
-        self._message = torch.empty(AT + size, dtype=torch.uint8, device=device)
+        self._message = torch.empty(size, dtype=torch.uint8, device=device)
         self.payload = self._message[AT:]
-        self._flags = torch.zeros(1, dtype=torch.int32, device=device)
+        self._found = torch.zeros_like(self._wanted[2], device=device)
+        self._table = table_of(self._x, at=AT, held=self._held, left=self.left)
 
     @property
     def moved(self) -> int:
@@ -69,15 +97,16 @@ class Quantizing:
     def run(self, kernels: Any) -> None:
         """Call `pycollective.triton.quantize`, or what stands for it."""
         kernels.quantize(
-            *(self._case.codec, self._chunk, self._x, self._held),
-            *(self.left, self.payload, self._flags),
+            *(self._case.codec, self._chunk, self._table, self._message, self._found, 0),
+            self._tables,
         )
 
     def wrong(self) -> int:
-        """Bytes that are not the CPU's, and the flag where it is set."""
-        payload, left = self._wanted
+        """Bytes that are not the CPU's, and words of what was found."""
+        payload, left, found = self._wanted
         errors = self.left.view(torch.int32).cpu() != left.view(torch.int32)
-        return int((self.payload.cpu() != payload).sum() + errors.sum() + self._flags.cpu().sum())
+        finds = self._found.cpu() != found
+        return int((self.payload.cpu() != payload).sum() + errors.sum() + finds.sum())
 
 
 class Dequantizing:
@@ -85,15 +114,23 @@ class Dequantizing:
 
     def __init__(self, case: Case, elements: int, device: str) -> None:
         self._case, self._chunk = case, CHUNK[case.codec]
+        self._tables = Tables(torch.device(device))
         size = _core.quantized_bytes(case.codec, self._chunk, elements)
         messages = torch.empty(case.rows, AT + size, dtype=torch.uint8)
+        left = torch.empty(elements)
         for rank, row in enumerate(messages):
             x = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
-            _core.quantize(case.codec, self._chunk, x, None, torch.empty(elements), row[AT:])
+            table = table_of(x, at=AT, left=left)
+            _core.quantize(case.codec, self._chunk, table, row, nothing_found())
         self._wanted = torch.empty(elements, dtype=getattr(torch, case.dtype))
-        _core.dequantize(case.codec, self._chunk, messages, AT, self._wanted, float(case.rows))
+        wanted = table_of(self._wanted, at=AT)
+        _core.dequantize(
+            case.codec, self._chunk, wanted, messages, float(case.rows), nothing_found()
+        )
         self._messages = messages.to(device)
         self.out = torch.empty_like(self._wanted, device=device)
+        self._found = nothing_found().to(device)
+        self._table = table_of(self.out, at=AT)
 
     @property
     def moved(self) -> int:
@@ -103,8 +140,8 @@ class Dequantizing:
     def run(self, kernels: Any) -> None:
         """Call `pycollective.triton.quantize`, or what stands for it."""
         kernels.dequantize(
-            *(self._case.codec, self._chunk, self._messages, AT),
-            *(self.out, float(self._case.rows)),
+            *(self._case.codec, self._chunk, self._table, self._messages),
+            *(float(self._case.rows), self._found, 0, self._tables),
         )
 
     def wrong(self) -> int:

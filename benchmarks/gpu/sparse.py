@@ -1,4 +1,4 @@
-"""How fast Triton kernels select, pack and decode, beside a copy on the device and torch.topk.
+"""How fast Triton kernels select, pack and average, beside a copy on the device and torch.topk.
 
 Usage: python -m benchmarks.gpu.sparse [MIB]
 
@@ -6,7 +6,7 @@ Gradients have MIB MiB of fp32 (default 256), and a few elements; residuals are 
 hundredth is taken. The copy moves as many bytes as a case must: it reads half and writes half.
 Torch selects a tensor's by its own operations, with the residual, in fewer promises: of equal
 elements it may take any. All are timed by events, in turns. Every place, value and residual, each
-byte of tails and each element that is decoded is compared with the CPU's kernels. Prints a line of
+byte of tails and each average is compared with the CPU's kernels. Prints a line of
 JSON: microseconds, and how many times as long the copy and torch take.
 """
 
@@ -15,13 +15,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.gpu.quantized import nothing_found, table_of
 from benchmarks.gpu.reduce import microseconds
-from pycollective import _core
+from pycollective import _core, segments
 
 CHUNK = 4096
 RANKS = 2.0
@@ -41,23 +43,29 @@ class Selecting:
 
     Attributes:
         left: the residual that is written.
-        entries: what is taken.
+        places, values: of what is taken.
     """
 
     def __init__(self, chunk: int, elements: int, device: str, kernels: Any) -> None:
         """`chunk` is 0 for a selection by tensor; `kernels` has what `triton.top_k` has."""
-        random = np.random.default_rng(1)
-        x, held = (random.standard_normal(elements, np.float32) for _ in range(2))
+        random = torch.Generator().manual_seed(1)
+        x, held = (torch.randn(elements, generator=random) for _ in range(2))
         self._chunk, self._k = chunk, round((chunk or elements) / 100)
-        self._left = np.empty(elements, np.float32)
-        given, places = (x, held, self._left, self._k), np.empty(elements, np.uint32)
-        most = _core.top_k_chunks(*given, chunk, places) if chunk else _core.top_k(*given, places)
-        self._places, self._values = places[:most], np.empty(most, np.float32)
-        _core.sparse_take(self._left, self._places, self._values)
-        self.x, self.held = (torch.from_numpy(each).to(device) for each in (x, held))
-        self.left = torch.empty_like(self.x)
-        self.entries = kernels.Entries.empty(most, torch.float32, device)
-        self._bad = torch.zeros(1, dtype=torch.int32, device=device)
+        whole, rest = divmod(elements, chunk or elements)
+        most = whole * self._k - (-self._k * rest // (chunk or elements))
+        self._left = torch.empty(elements)
+        self._places, self._values = torch.empty(most, dtype=torch.int32), torch.empty(most)
+        self._messages, found = torch.empty(0, dtype=torch.uint8), nothing_found()
+        wanted = table_of(x, self._k, held=held, left=self._left)
+        entries = self._places.numpy().view(np.uint32), self._values
+        _core.top_k(wanted, chunk, *entries, self._messages, found)
+        self.x, self.held = x.to(device), held.to(device)
+        self.left, self.values = torch.empty_like(self.x), torch.empty(most, device=device)
+        self.places = torch.empty(most, dtype=torch.int32, device=device)
+        self._messages = self._messages.to(device)
+        self._found = nothing_found().to(device)
+        self._table = table_of(self.x, self._k, held=self.held, left=self.left)
+        self._tables = kernels.Tables(self.x.device)
 
     @property
     def moved(self) -> int:
@@ -66,12 +74,8 @@ class Selecting:
 
     def run(self, kernels: Any) -> None:
         """Call `pycollective.triton.top_k`, or what stands for it."""
-        self.entries.count.zero_()
-        given = self.x, self.held, self.left, self._k
-        if self._chunk:
-            kernels.top_k_chunks(*given, self._chunk, self.entries, self._bad)
-        else:
-            kernels.top_k(*given, self.entries, self._bad)
+        given = self.places, self.values, self._messages, self._found, self._tables
+        kernels.top_k(self._table, self._chunk, *given)
 
     def run_torch(self) -> None:
         """The same by torch's operations."""
@@ -82,22 +86,23 @@ class Selecting:
 
     def wrong(self) -> int:
         """Bytes that are not the CPU's, and the flag where it is set."""
-        count = int(self.entries.count)
         return (
-            wrong_bytes(self.entries.places[:count], self._places)
-            + wrong_bytes(self.entries.values[:count], self._values)
+            wrong_bytes(self.places, self._places)
+            + wrong_bytes(self.values, self._values)
             + wrong_bytes(self.left, self._left)
-            + int(self._bad)
+            + int(self._found[segments.BAD])
         )
 
 
 class Exchanging:
-    """Entries on a device, the tail of a message about them, and what it decodes to.
+    """Entries on a device, a message about them, and the average of what it says.
 
     Attributes:
-        tail: that is written.
-        out: the dense tensor.
+        message: that is written.
+        out: the average.
     """
+
+    TAIL = 25  # bytes before it: a header of one parameter
 
     def __init__(self, elements: int, device: str, kernels: Any) -> None:
         """`kernels` has what `triton.index_packing` has."""
@@ -106,49 +111,53 @@ class Exchanging:
         values = random.standard_normal(places.size).astype(np.float32)
         stream = np.empty(_core.pack_indices_bound(places.size, elements), np.uint8)
         stream = stream[: _core.pack_indices(places, elements, stream)]
-        head = np.array([places.size, stream.size], np.uint32).view(np.uint8)
-        self._tail = np.concatenate([head, stream, values.view(np.uint8)])
-        self._out = np.empty(elements, np.float32)
-        _core.sparse_scatter(places, values, self._out, RANKS)
-        self._entries = kernels.Entries(
-            torch.from_numpy(places.view(np.int32)).to(device),
-            torch.from_numpy(values).to(device),
-            torch.full((1,), places.size, dtype=torch.int64, device=device),
-        )
+        words = np.array([places.size, stream.size], np.uint32).view(np.uint8)
         room = kernels.tail_bound(places.size, elements, torch.float32)
-        self.tail = torch.zeros(room, dtype=torch.uint8, device=device)
-        self._given = self.tail.clone()
-        self._given[: self._tail.size] = torch.from_numpy(self._tail).to(device)
-        self._length = torch.zeros(1, dtype=torch.int64, device=device)
-        self._whole = torch.full_like(self._length, self._tail.size)
+        self._message = np.zeros(self.TAIL + room, np.uint8)
+        tail = np.concatenate([words, stream, values.view(np.uint8)])
+        self._message[self.TAIL : self.TAIL + tail.size] = tail
+        self._out, found = torch.empty(elements), nothing_found()
+        _core.sparse_scatter(
+            *(table_of(self._out), places, values, RANKS, found, np.zeros(1, np.uint8))
+        )
+        self._places = torch.from_numpy(places.view(np.int32)).to(device)
+        self._values = torch.from_numpy(values).to(device)
+        self._given = torch.from_numpy(self._message).to(device, copy=True)
+        self.message = torch.zeros_like(self._given)
         self.out = torch.empty(elements, device=device)
-        self._bad = torch.zeros(1, dtype=torch.int32, device=device)
+        self._packed = np.array([[0, places.size, elements, self.TAIL]])
+        self._came = np.array([[0, self.TAIL, room, elements, places.size, 0]])
+        self._table = table_of(self.out)
+        self._found = nothing_found().to(device)
+        self._tables = kernels.Tables(self.out.device)
+        self._tail = tail.size
 
     @property
-    def written(self) -> int:
+    def packed(self) -> int:
         """Bytes that must be read and written to make the tail."""
-        return self._tail.size + 8 * len(self._entries.places)
+        return self._tail + 8 * len(self._places)
 
     @property
-    def decoded(self) -> int:
-        """Bytes that must be read and written to decode it."""
-        return self._tail.size + self.out.nbytes
+    def averaged(self) -> int:
+        """Bytes that must be read and written to average it."""
+        return self._tail + self.out.nbytes
 
-    def write(self, kernels: Any) -> None:
+    def pack(self, kernels: Any) -> None:
         """Call `pycollective.triton.index_packing`, or what stands for it."""
-        kernels.write(self._entries, len(self.out), self.tail, self._length)
+        given = self._places, self._values, self._packed, None
+        kernels.pack(*given, self.message, self._found, self._tables)
 
-    def decode(self, kernels: Any) -> None:
-        """Call `pycollective.triton.index_packing`, or what stands for it."""
-        given = self._given, self._whole, len(self._entries.places), torch.float32
-        kernels.decode(*given, self.out, RANKS, self._bad)
+    def average(self, kernels: Any) -> None:
+        """Call `pycollective.triton.sparse_sums`, or what stands for it."""
+        given = self._given, self._came, torch.float32, self._table, RANKS
+        kernels.average(*given, self._found, self._tables)
 
     def wrong(self) -> int:
-        """Bytes that are not the CPU's, and the flag where it is set."""
+        """Bytes that are not the CPU's, and what is found."""
         return (
-            wrong_bytes(self.tail[: int(self._length)], self._tail)
+            wrong_bytes(self.message, self._message)
             + wrong_bytes(self.out, self._out)
-            + int(self._bad)
+            + int(self._found.any())
         )
 
 
@@ -164,7 +173,7 @@ def beside_copy(
 
 def measured(elements: int) -> dict[str, Any]:
     """All cases."""
-    from pycollective.triton import index_packing, top_k
+    from pycollective.triton import index_packing, sparse_sums, top_k
 
     found = {}
     for name, chunk in (("by chunk", CHUNK), ("by tensor", 0)):
@@ -177,12 +186,9 @@ def measured(elements: int) -> dict[str, Any]:
             row["torch_over_ours"] = round(row["torch_us"] / row["us"], 2)
         found[name] = {**row, "wrong": problem.wrong()}
     exchange = Exchanging(elements, "cuda", index_packing)
-    for name, moved, call in (
-        ("write", exchange.written, exchange.write),
-        ("decode", exchange.decoded, exchange.decode),
-    ):
-        found[name] = beside_copy(moved, lambda call=call: call(index_packing))
-    found["decode"]["wrong"] = exchange.wrong()
+    found["pack"] = beside_copy(exchange.packed, partial(exchange.pack, index_packing))
+    found["average"] = beside_copy(exchange.averaged, partial(exchange.average, sparse_sums))
+    found["average"]["wrong"] = exchange.wrong()
     return found
 
 

@@ -13,7 +13,8 @@ namespace py = pybind11;
 namespace pycollective {
 
 // What the other files of bindings put into it.
-void bind_kernels(py::module_& module);
+void bind_reductions(py::module_& module);
+void bind_compression(py::module_& module);
 void bind_node(py::module_& module);
 void bind_program(py::module_& module);
 void bind_link(py::module_& module);
@@ -115,7 +116,8 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The native core of pycollective.";
   if (!init_errors() || !init_array_view()) throw pybind11::error_already_set();
   bind_traits(module);
-  bind_kernels(module);
+  bind_reductions(module);
+  bind_compression(module);
   bind_node(module);
   bind_program(module);
   bind_link(module);

@@ -11,25 +11,27 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields, replace
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pycollective.agree import agree
 from pycollective.communicator import Communicator
-from pycollective.compression.arrays import Flat, Floats, Item, Readable
-from pycollective.compression.bucket import Agreement, Outcome, check_same_call, digest_of
+from pycollective.compression.arrays import Flat, Floats, Item, whole
 from pycollective.compression.checkpoint import Keeper, Saved, check_saved, mean_of
-from pycollective.compression.groups import Group, GroupMaker, Groups
-from pycollective.compression.partition import Partition, check_steps
-from pycollective.compression.residuals import CarriedErrors, Residuals
+from pycollective.compression.given import Given, compare
+from pycollective.compression.groups import GroupMaker, Groups
+from pycollective.compression.header import Agreement, digest_of, header_bytes
+from pycollective.compression.kernels import CpuKernels, Kernels
+from pycollective.compression.message import AtOnce, Call, Found, Learning
+from pycollective.compression.options import Common, Options, Shape
+from pycollective.compression.partition import Partition
+from pycollective.compression.residuals import CarriedErrors
 from pycollective.errors import CollectiveMismatch, ConfigurationError
+from pycollective.segments import DTYPES, unused_at
 
-Shape = tuple[int, ...]
 # Of parameters, by name; a face may look them up when the ranks compare them.
 Shapes = Mapping[str, Sequence[int]] | Callable[[], Mapping[str, Sequence[int]]]
-Compress = Callable[[str, Shape], bool]
 _T = TypeVar("_T")
 _log = logging.getLogger("pycollective")
 
@@ -37,131 +39,15 @@ _log = logging.getLogger("pycollective")
 _WHOLE, _SHARDS = "all_reduce", "reduce_scatter"
 # Fewer elements than this go as they are: a message costs more than they do.
 _SMALL = 4096
+# Bytes of the message that says what a dense call is about. Calls of other kinds begin with
+# messages of other lengths, by which ranks find out: `pycollective.agree` with 9, exchanges of
+# lengths with a multiple of 8.
+_CALL_BYTES = header_bytes(0) + 2
 
 
 def _is_large(_name: str, shape: Shape) -> bool:
     """Whether a parameter is compressed, unless the caller decides."""
     return len(shape) > 1 and math.prod(shape) >= _SMALL
-
-
-class Codec(Protocol):
-    """Averages the gradients of a call, and keeps in its residuals what it does not send.
-
-    In each call `steps` is how many have counted since the dense ones at the start.
-
-    Attributes:
-        residuals: by kind, "worker" and perhaps "server".
-    """
-
-    residuals: Mapping[str, Residuals]
-
-    def all_reduce(self, items: list[Item], agreement: Agreement, steps: int) -> Outcome:
-        """Average the gradients over all ranks, in place; `commit` makes new residuals count."""
-        ...
-
-    def reduce_scatter(
-        self, items: list[Item], agreement: Agreement, steps: int, out: Flat
-    ) -> Outcome:
-        """Average the gradients; `out` gets what this rank owns, which may not be finite."""
-        ...
-
-    def commit(self) -> None:
-        """Make the step's new residuals those that the next begins with."""
-        ...
-
-
-class Options(Protocol):
-    """The options of a codec, which ranks must give alike; a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def codec(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def chunk(self) -> int:
-        """How many elements of a parameter are never parted."""
-        ...
-
-    def checked(self) -> dict[str, Any]:
-        """By name, as JSON can say.
-
-        Raises:
-            ConfigurationError: one of them cannot be.
-        """
-        ...
-
-    def make(self, groups: Groups, partition: Partition) -> Codec:
-        """The codec."""
-        ...
-
-
-@dataclass(frozen=True)
-class Common:
-    """The options of all states; see `OneBitState`."""
-
-    between: str
-    compress: Compress | None
-    dense_steps: int
-
-    def checked(self) -> dict[str, Any]:
-        """By name, as JSON can say. What `compress` says is told by parameter.
-
-        Raises:
-            ConfigurationError: one of them cannot be.
-        """
-        if self.between not in ("hosts", "ranks"):
-            raise ConfigurationError(f"between={self.between!r} is neither 'hosts' nor 'ranks'")
-        check_steps("dense_steps", self.dense_steps)
-        return {"between": self.between, "dense_steps": self.dense_steps}
-
-
-@dataclass(frozen=True)
-class Given(Generic[_T]):
-    """What one rank was given.
-
-    Attributes:
-        digest: of all that must be the same on every rank.
-        text: the same in words, for the error where ranks differ.
-        value: what the rank made of it.
-    """
-
-    digest: int
-    text: str
-    value: _T
-
-
-def compare(group: Group, what: str, given: Callable[[], Given[_T]]) -> Given[_T]:
-    """Compare what ranks were given; collective, also for a rank that refuses it.
-
-    Args:
-        group: of the ranks.
-        what: the name of the call, for errors.
-        given: looks at this rank's arguments, and raises where it refuses them.
-
-    Raises:
-        Exception: what `given` raised; no other rank waits for this one.
-        CollectiveMismatch: another rank's `given` raised, or what it was given differs.
-    """
-    mine: list[Given[_T]] = []
-
-    def tell() -> tuple[int, str]:
-        found = given()
-        mine.append(found)
-        return found.digest, found.text
-
-    def check(said: list[tuple[int, str]]) -> None:
-        others = [rank for rank, (digest, _) in enumerate(said) if digest != said[0][0]]
-        if others:
-            raise CollectiveMismatch(
-                f"{what}: rank(s) {others} were given something else than rank 0: rank "
-                f"{others[0]} {said[others[0]][1]}; rank 0 {said[0][1]}"
-            )
-
-    agree(group.all_gather, what, tell, check, refusal=CollectiveMismatch)
-    return mine[0]
 
 
 class Step:
@@ -205,6 +91,8 @@ class ErrorFeedback:
         ranks: Communicator | Groups | GroupMaker,
         options: Options,
         common: Common,
+        kernels: Callable[[], Kernels] = CpuKernels,
+        learning: Callable[[Groups], Learning] = lambda _: AtOnce(),
     ) -> None:
         """Agree with the other ranks on all of it; only then make groups.
 
@@ -214,6 +102,9 @@ class ErrorFeedback:
             ranks: that average.
             options: of the codec.
             common: of all codecs.
+            kernels: makes those for where the gradients are; raises `ConfigurationError` where
+                there are none.
+            learning: when the host learns what calls have found; given the state's groups.
 
         Raises:
             ConfigurationError: an option cannot be.
@@ -225,6 +116,7 @@ class ErrorFeedback:
         def given() -> Given[None]:
             described = {"codec": options.codec, **options.checked(), **common.checked()}
             shapes = parameters() if callable(parameters) else parameters
+            self._kernels = kernels()
             wants = common.compress or _is_large
             self._described = described
             self.shapes = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
@@ -244,12 +136,17 @@ class ErrorFeedback:
         self.groups = maker.make(common.between)
         self.hosts = self.groups.hosts
         self.partition = Partition(self.hosts, options.chunk)
-        self.codec = options.make(self.groups, self.partition)
+        self._learning = learning(self.groups)
+        self.codec = options.make(self.groups, self.partition, self._kernels, self._learning)
         if common.between == "hosts" and self.hosts.count == 1 < self.hosts.ranks:
             self._warn_of_one_host()
-        self.steps = 0  # that have counted
+        self.steps = 0  # that the host knows to have counted
         self._dense_steps = common.dense_steps if self.hosts.count > 1 else 0
         self.step: Step | None = None
+        self._to_learn: list[Callable[[], bool]] = []  # of the step under way
+        # The last step, and what to learn of it; of one that was given up only this.
+        self._ended: tuple[Step | None, list[Callable[[], bool]]] | None = None
+        self._mismatch: CollectiveMismatch | None = None  # which the next collective call raises
         self.carried = CarriedErrors()
         self._loss_scale_of: Callable[[], float] = lambda: 1.0
         self._held_scale = 1.0  # of the last step that counted, and so of what is held
@@ -268,7 +165,8 @@ class ErrorFeedback:
 
     @property
     def steps_since_start(self) -> int:
-        """How many steps have counted since the dense ones at the start."""
+        """How many steps have counted since the dense ones at the start; waits for the last."""
+        self.settle()
         return max(0, self.steps - self._dense_steps)
 
     @property
@@ -295,6 +193,8 @@ class ErrorFeedback:
     def begin(self, of_backward: bool = False) -> None:
         """Begin a step; the new residuals of an unfinished one are forgotten."""
         self.check_open()
+        self.give_up()  # one that is unfinished
+        self.meet()
         with self.groups.telling():
             scale = float(np.float32(self._loss_scale_of()))  # as messages carry it
         if not (scale > 0 and math.isfinite(scale)):
@@ -302,12 +202,42 @@ class ErrorFeedback:
         for each in self.codec.residuals.values():
             each.begin(scale)
         self.carried.begin(scale)
-        self.step = Step(scale, of_backward)
+        self.step, self._to_learn = Step(scale, of_backward), []
 
     def end(self) -> None:
         """End the step, which counts if all was finite; else all residuals stay as they were."""
         step, self.step = self._step_under_way(), None
-        self._conclude(step)
+        self._ended = step, self._to_learn
+        if self._learning.at_once:
+            self.settle()
+
+    def give_up(self) -> None:
+        """Discard the step; the next one to begin discards its new residuals."""
+        if self.step is not None:  # ranks may differ in it, and others hear of that
+            self._ended = None, self._to_learn
+        self.step = None
+
+    def settle(self) -> None:
+        """Learn how the last step did, and make it count if it has ended and was finite.
+
+        Raises:
+            CollectiveTimeout: the device has not ended its calls in time; `settle` again.
+        """
+        if self._ended is None:
+            return
+        step, to_learn = self._ended
+        finite = True
+        with self._learning.looking():
+            try:
+                for learn in to_learn:
+                    finite &= learn()
+            except CollectiveMismatch as error:
+                self._mismatch = error
+                step = None
+            self._ended, self._to_learn = None, []
+            if step is not None:
+                step.finite &= finite
+                self._conclude(step)
 
     def _conclude(self, step: Step) -> None:
         """Make a step that has ended count, if all of it was finite."""
@@ -318,9 +248,17 @@ class ErrorFeedback:
             self._held_scale = step.scale
         self.counts["steps" if step.finite else "steps_given_up"] += 1
 
-    def give_up(self) -> None:
-        """Discard the step; the next one to begin discards its new residuals."""
-        self.step = None
+    def meet(self) -> None:
+        """Settle, and raise once what that finds: all ranks do, at their next collective call.
+
+        Raises:
+            CollectiveMismatch: ranks called different things in the last step.
+        """
+        self.settle()
+        error, self._mismatch = self._mismatch, None
+        if error is not None:
+            with self.groups.telling():
+                raise error
 
     def in_step(self) -> bool:
         """Whether a step of the caller is under way; one of an unfinished backward is given up."""
@@ -354,67 +292,134 @@ class ErrorFeedback:
         with self.one_step():
             return self.reduce(gradients)
 
-    def reduce_scatter(self, out: Flat, x: Readable, name: str) -> bool | None:
+    def reduce_scatter(self, out: Flat, x: Flat, name: str) -> bool | None:
         """Average one gradient, this rank's shard to `out`, as `all_reduce` does."""
         if self.in_step():
             return self._reduce_shard(out, x, name)
         with self.one_step():
             return self._reduce_shard(out, x, name)
 
-    def reduce(self, gradients: Mapping[str, Flat], whole: Flat | None = None) -> bool | None:
+    def reduce(self, gradients: Mapping[str, Flat], together: Flat | None = None) -> bool | None:
         """Average some gradients of the step over all ranks, in place; whether all were finite.
 
         None where a device knows that, and the host does not yet.
 
         Args:
             gradients: by parameter name.
-            whole: the array that they make up together, if there is one.
+            together: the array that they make up, if there is one.
         """
         step = self._step_under_way()
         items = [self.item(name, flat) for name, flat in gradients.items()]
         if not items:
             raise ConfigurationError(f"{self.name}: no gradients to average")
         self._go(step, gradients, _WHOLE)
-        flats = [whole] if whole else [item.flat for item in items]
+        flats = [together] if together else [item.flat for item in items]
         with self.groups.telling():
             if self._is_dense:
-                outcome = self._average(items, flats)
+                call = self._average(items, flats)
             else:
-                outcome = self.codec.all_reduce(
-                    items, self._agreement(step, items), self.steps_since_start
-                )
-            finite = self._complete(items, flats, outcome)
-        step.finite &= finite is not False
-        self._count(items, outcome)
+                agreement = self._agreement(step, items)
+                call = self.codec.all_reduce(items, agreement, self.steps_since_start)
+            finite = self._complete(items, flats, call)
+        self._count(items, call)
         return finite
 
-    def _complete(
-        self, items: Sequence[Item], flats: Sequence[Flat], outcome: Outcome
-    ) -> bool | None:
-        """Add carried errors; whether the averages are finite in their own types, too.
+    def _complete(self, items: Sequence[Item], flats: Sequence[Flat], call: Call) -> bool | None:
+        """Add carried errors, and make all NaN if something is not finite.
 
         All ranks have the same bytes here, and find the same. `flats` is the memory of all items.
         """
-        if not outcome.finite:
-            return False
-        finite = self.carried.deliver(items)
-        finite &= all(item.flat.is_finite() for item in items if item.flat.narrow)
-        for item in () if finite else items:
-            item.flat.fill(float("nan"))
+        first, delivered = unused_at(len(items)), {}
+        for number, item in enumerate(items):
+            error = self.carried.part(item.name, 0, item.flat.count)
+            if error is not None:
+                # All zero may be a parameter that no rank used: DDP ignores what comes back.
+                delivered[item.name] = first + number
+                self._kernels.add_error(item.flat, error, call.found, first + number)
+        self._kernels.fill_nan(whole(flats), call.found)
+
+        def read(found: Found) -> None:
+            for name, unused in delivered.items():
+                if not found[unused]:
+                    self.carried.note_delivered(name)
+
+        more = f" and {len(items) - 1} more" if len(items) > 1 else ""
+        return self._learn(call, f"all_reduce of {items[0].name!r}{more}", items, read)
+
+    def _learn(
+        self,
+        call: Call,
+        what: str,
+        items: Sequence[Item],
+        read: Callable[[Found], None] = lambda found: None,
+    ) -> bool | None:
+        """Let the host learn what a call has found, at once or when the step has ended.
+
+        Args:
+            call: that was made.
+            what: it is, in errors.
+            items: its parameters.
+            read: does what else there is to do.
+
+        Returns:
+            Whether all was finite; None if the host does not know yet.
+        """
+        found_there = self._learning.send(call.found, f"{what} in step {self.steps + 1}")
+
+        def learn() -> bool:
+            found = found_there()
+            finite = call.check(found)
+            # What is all zero on every host may be a parameter that no rank used: DDP then ignores
+            # what comes back, so its residuals stay as they were.
+            for number in call.all_zero(found):
+                for each in self.codec.residuals.values():
+                    each.skip_update(items[number].name)
+            read(found)
+            return finite
+
+        if not self._learning.at_once:
+            call.release()
+            self._to_learn.append(learn)
+            return None
+        finite = learn()
+        self._step_under_way().finite &= finite
         return finite
 
-    def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
+    def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Call:
         """Average densely, in the group of all ranks."""
         # No message says what the call is about: the types of elements are a part of that here.
         agreement = self._agreement(self._step_under_way(), items, of_types=True)
-        check_same_call(self.groups, agreement, self.is_dense_for_good)
-        self.groups.all.average([flat.part(0, flat.count) for flat in flats])
-        finite = all(flat.is_finite() for flat in flats)
-        for flat in () if finite else flats:
-            flat.fill(float("nan"))
-        return Outcome(finite, None)
+        call = self._compare_calls(agreement, self.is_dense_for_good)
+        self.groups.all.average([flat.array for flat in flats])
+        self._kernels.check_finite(whole(flats), call.found)
+        return call
 
-    def _reduce_shard(self, out: Flat, x: Readable, name: str) -> bool | None:
+    def _compare_calls(self, agreement: Agreement, in_all: bool) -> Call:
+        """Compare what a dense call is about, whose messages do not say it.
+
+        Args:
+            agreement: what the call is about.
+            in_all: whether calls begin in the group of all ranks, as those of hooks that only
+                average do, and not where `Groups` says; the same on all ranks.
+        """
+        everybody = (range(self.groups.all.size), self.groups.all)
+        groups = [everybody] if in_all else list(self.groups.where_calls_begin())
+        if not in_all and not self._learning.at_once:
+            # A difference that some ranks alone have met goes to all others, which would count the
+            # step. Where the host looks at once it tells them.
+            groups.append(everybody)
+        told = agreement._replace(items=0)
+        heads = sum(group.size for _, group in groups)
+        sizes = [_CALL_BYTES] * len(groups)
+        call = Call(self._kernels, self._learning, told, heads, sizes, items=agreement.items)
+        for (senders, group), row in zip(groups, call.messages, strict=True):
+            call.headers(row.reshape(1, -1))
+            came = group.all_gather(row).reshape(-1)
+            call.note(came, np.arange(group.size) * _CALL_BYTES, senders)
+        call.headers()
+        return call
+
+    def _reduce_shard(self, out: Flat, x: Flat, name: str) -> bool | None:
         """Average one gradient of the step, this rank's shard to `out`; whether all were finite."""
         step = self._step_under_way()
         item = self.item(name, x)
@@ -428,27 +433,31 @@ class ErrorFeedback:
         items = self.partition.scatter(name, x, item.uncompressed or self._is_dense)
         agreement = self._agreement(step, items)
         with self.groups.telling():
-            outcome = self._scatter(items, agreement, out)
-            finite = self._complete_shard(name, out, outcome)
-        step.finite &= finite is not False
-        self._count(items, outcome)
+            before = self._compare_calls(agreement, True) if self.is_dense_for_good else None
+            call = self.codec.reduce_scatter(items, agreement, self.steps_since_start, out)
+            finite = self._complete_shard(name, items, out, call, before)
+        self._count(items, call)
         return finite
 
-    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
-        """Average one gradient's shards, this rank's to `out`."""
-        if self.is_dense_for_good:
-            check_same_call(self.groups, agreement, in_all=True)
-        return self.codec.reduce_scatter(items, agreement, self.steps_since_start, out)
+    def _complete_shard(
+        self, name: str, items: Sequence[Item], out: Flat, call: Call, before: Call | None
+    ) -> bool | None:
+        """Add a carried error to this rank's shard, and make it NaN if any is not finite.
 
-    def _complete_shard(self, name: str, out: Flat, outcome: Outcome) -> bool | None:
-        """Add carried errors to this rank's shard; whether all shards are finite."""
-        if outcome.finite:
-            self.carried.deliver_part(name, out, self.hosts.rank * out.count)
-        fine = bool(outcome.finite) and out.is_finite()
-        finite = bool(self.groups.all.all_gather(np.array([fine], np.uint8)).all())
-        if not finite:
-            out.fill(float("nan"))
-        return finite
+        `before` has compared what a dense call is about.
+        """
+        kernels, what = self._kernels, f"reduce_scatter of {name!r}"
+        if before is not None:
+            kernels.join(call.found, kernels.verdict(before.found))
+            self._learn(before, what, items)
+        start = self.hosts.rank * out.count
+        error = self.carried.part(name, start, start + out.count)
+        if error is not None:
+            self.carried.note_delivered(name)
+            kernels.add_error(out, error, call.found, 0)
+        call.hear(self.groups.all)
+        kernels.fill_nan(whole([out]), call.found)
+        return self._learn(call, what, items)
 
     def _go(self, step: Step, names: Collection[str], way: str) -> None:
         """Note that parameters go, once in the step and always the same way."""
@@ -458,7 +467,7 @@ class ErrorFeedback:
         step.note(names)
         self._went_by.update(dict.fromkeys(names, way))
 
-    def item(self, name: str, flat: Readable) -> Item:
+    def item(self, name: str, flat: Flat) -> Item:
         """A parameter's gradient in a call.
 
         Raises:
@@ -477,15 +486,15 @@ class ErrorFeedback:
     def _agreement(self, step: Step, items: Sequence[Item], of_types: bool = False) -> Agreement:
         """What the messages of a call say that it is about."""
         names = [item.name for item in items]
-        types = [str(item.flat.part(0, 0).dtype) for item in items] if of_types else []
+        types = [DTYPES[item.flat.dtype] for item in items] if of_types else []
         told = [self._digest, self.steps, names, types, sorted(self.carried)]
-        return Agreement(digest_of(told), step.scale)
+        return Agreement(digest_of(told), step.scale, len(items))
 
-    def _count(self, items: Sequence[Item], outcome: Outcome) -> None:
-        if outcome.sent is None:
+    def _count(self, items: Sequence[Item], call: Call) -> None:
+        if call.sent is None:
             self.counts["dense_calls"] += 1
             return
-        self.counts["payload_bytes"] += outcome.sent
+        self.counts["payload_bytes"] += call.sent
         self.counts["compressed_calls"] += any(not item.uncompressed for item in items)
         if self.hosts.shard is not None:
             elements = sum(item.flat.count for item in items) / self.hosts.shards
@@ -522,6 +531,7 @@ class ErrorFeedback:
     def reset(self) -> None:
         """Hold nothing; local."""
         self.check_open()
+        self.settle()
         self._check_between_steps("reset")
         self._forget()
 
@@ -614,6 +624,8 @@ class ErrorFeedback:
     def _together(self, what: str, given: Callable[[], Given[_T]]) -> _T:
         """Call `given` on all ranks between the same steps, or on none; what it found."""
         self.check_open()
+        self.in_step()  # gives up what an unfinished backward has begun
+        self.meet()
 
         def described() -> Given[_T]:
             self._check_between_steps(what)
@@ -642,12 +654,19 @@ class ErrorFeedback:
         """Leave the groups; collective. What is held is lost. Idempotent."""
         if self._closed:
             return
-        self._closed = True
-        self._forget()
-        self.groups.close()
+        try:
+            self.settle()
+            # Also calls of a step that some rank has given up: groups end what is under way.
+            self._learning.finish("all calls before close")
+        finally:
+            self._ended = None  # what was not learnt in time is lost with what was held
+            self._closed = True
+            self._forget()
+            self.groups.close()
 
     def stats(self) -> dict[str, Any]:
         """What this rank has sent and held so far."""
+        self.settle()
         if self.hosts.count == 1:
             way, why = "dense", "all ranks are on one host"
         elif self._is_dense:

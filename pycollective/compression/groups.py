@@ -28,6 +28,9 @@ _BETWEEN_STEPS = 2
 class Group(Protocol):
     """Ranks that exchange bytes; each calls the same, in the same order.
 
+    Bytes are arrays of NumPy; a group of ranks on devices takes those on its device, too, and
+    gives the same kind.
+
     Attributes:
         rank: this one's number, from 0.
         size: how many there are.
@@ -36,12 +39,16 @@ class Group(Protocol):
     rank: int
     size: int
 
-    def all_to_all(self, rows: Bytes) -> Bytes:
+    def all_to_all(self, rows: Any) -> Any:
         """Row r of (size, n) goes to rank r; row r of the result came from it."""
         ...
 
-    def all_gather(self, row: Bytes) -> Bytes:
+    def all_gather(self, row: Any) -> Any:
         """Every rank's row of n bytes: (size, n)."""
+        ...
+
+    def reordered(self, rows: Any, numbers: Sequence[int]) -> Any:
+        """These rows, in this order; a copy."""
         ...
 
     def average(self, parts: Sequence[Any]) -> None:
@@ -62,11 +69,14 @@ class Alone:
 
     rank, size = 0, 1
 
-    def all_to_all(self, rows: Bytes) -> Bytes:
+    def all_to_all(self, rows: Any) -> Any:
         return rows
 
-    def all_gather(self, row: Bytes) -> Bytes:
+    def all_gather(self, row: Any) -> Any:
         return row.reshape(1, -1)
+
+    def reordered(self, rows: Any, numbers: Sequence[int]) -> Any:
+        return rows
 
     def average(self, parts: Sequence[Any]) -> None: ...
 
@@ -94,6 +104,9 @@ class CommunicatorGroup:
             self._communicator.all_gather(out, row, wire="raw")
         return out
 
+    def reordered(self, rows: Bytes, numbers: Sequence[int]) -> Bytes:
+        return rows[list(numbers)]
+
     def average(self, parts: Sequence[Any]) -> None:
         for same in by_dtype(parts):
             together = same[0] if len(same) == 1 else np.concatenate(same)
@@ -119,14 +132,13 @@ def by_dtype(parts: Sequence[Any]) -> list[list[Any]]:
 
 
 def _lengths(
-    group: Group, rows: Sequence[Bytes], ranks: Sequence[int], most: int
+    group: Group, mine: NDArray[np.int64], ranks: Sequence[int], most: int
 ) -> NDArray[np.int64]:
     """How long every rank's rows are, in bytes; checked before memory is taken for them.
 
     Raises:
         CollectiveMismatch: a row is longer than `most`.
     """
-    mine = np.array([row.size for row in rows], np.int64)
     lengths = group.all_gather(mine.view(np.uint8)).view(np.int64)
     for rank, found in zip(ranks, lengths, strict=True):
         for length in found[(found < 0) | (found > most)]:
@@ -139,7 +151,9 @@ def _lengths(
     return lengths
 
 
-def gather_lengths(group: Group, row: Bytes, ranks: Sequence[int], most: int) -> list[Bytes]:
+def gather_lengths(
+    group: Group, row: Bytes, ranks: Sequence[int], most: int
+) -> tuple[Bytes, NDArray[np.int64]]:
     """All-gather rows of different lengths: first the lengths, then all as long as the longest.
 
     Args:
@@ -148,18 +162,19 @@ def gather_lengths(group: Group, row: Bytes, ranks: Sequence[int], most: int) ->
         ranks: of the group, by the numbers that an error tells.
         most: bytes that a row may have.
 
+    Returns:
+        (size, longest) bytes; how long each row is.
+
     Raises:
-        CollectiveMismatch: a row is longer.
+        CollectiveMismatch: a row is longer than `most`.
     """
-    lengths = _lengths(group, [row], ranks, most)[:, 0]
-    padded = np.zeros(int(lengths.max()), np.uint8)
-    padded[: row.size] = row
-    return [found[:n] for found, n in zip(group.all_gather(padded), lengths, strict=True)]
+    lengths = _lengths(group, np.array([row.size]), ranks, most)[:, 0]
+    return group.all_gather(_padded([row], lengths)[0]), lengths
 
 
 def exchange_lengths(
     group: Group, rows: Sequence[Bytes], ranks: Sequence[int], most: int
-) -> tuple[list[Bytes], int]:
+) -> tuple[Bytes, NDArray[np.int64]]:
     """Send row r to rank r, as `gather_lengths` does.
 
     Args:
@@ -169,18 +184,20 @@ def exchange_lengths(
         most: bytes that a row may have.
 
     Returns:
-        What came from each rank; how long the longest row is that any rank sends.
+        (size, longest) bytes, of any rank's rows; how long each row is that came.
 
     Raises:
         CollectiveMismatch: a row is longer than `most`.
     """
-    lengths = _lengths(group, rows, ranks, most)
-    padded = np.zeros((group.size, int(lengths.max())), np.uint8)
+    lengths = _lengths(group, np.array([row.size for row in rows]), ranks, most)
+    return group.all_to_all(_padded(rows, lengths)), lengths[:, group.rank]
+
+
+def _padded(rows: Sequence[Bytes], lengths: NDArray[np.int64]) -> Bytes:
+    padded = np.zeros((len(rows), int(lengths.max())), np.uint8)
     for row, place in zip(rows, padded, strict=True):
         place[: row.size] = row
-    came = group.all_to_all(padded)
-    to_this = lengths[:, group.rank]
-    return [found[:n] for found, n in zip(came, to_this, strict=True)], padded.shape[1]
+    return padded
 
 
 class InOrder:
@@ -199,13 +216,16 @@ class InOrder:
         self.numbers = list(numbers)
         self.rank, self.size = self.numbers.index(group.rank), group.size
 
-    def all_to_all(self, rows: Bytes) -> Bytes:
-        sent = np.empty_like(rows)
-        sent[self.numbers] = rows
-        return self.group.all_to_all(sent)[self.numbers]
+    def all_to_all(self, rows: Any) -> Any:
+        back = [self.numbers.index(rank) for rank in range(self.size)]
+        came = self.group.all_to_all(self.reordered(rows, back))
+        return self.reordered(came, self.numbers)
 
-    def all_gather(self, row: Bytes) -> Bytes:
-        return self.group.all_gather(row)[self.numbers]
+    def all_gather(self, row: Any) -> Any:
+        return self.reordered(self.group.all_gather(row), self.numbers)
+
+    def reordered(self, rows: Any, numbers: Sequence[int]) -> Any:
+        return self.group.reordered(rows, numbers)
 
     def average(self, parts: Sequence[Any]) -> None:
         self.group.average(parts)
@@ -242,17 +262,17 @@ class Groups:
     across: Group | None
     spare: Group | None = None
 
-    def gather(self, row: Bytes) -> Iterator[tuple[list[int], Bytes]]:
-        """Rows of this host's ranks, then of those with the same local shard; with their ranks.
+    def where_calls_begin(self) -> Iterator[tuple[Sequence[int], Group]]:
+        """This host's ranks, then those with the same local shard; each with their group.
 
-        Once each rank has compared both, all ranks have the same. Every call of a state begins in
-        these two groups, in this order, so that ranks that call differently find out.
+        Once each rank has compared in both, all ranks have the same. Every call of a state begins
+        in these two groups, in this order, so that ranks that call differently find out.
         """
         if self.local.size > 1:
-            yield self.hosts.local, self.local.all_gather(row)
+            yield self.hosts.local, self.local
         if self.across is not None and self.across.size > 1:
             assert self.hosts.shard is not None
-            yield self.hosts.across(self.hosts.shard), self.across.all_gather(row)
+            yield self.hosts.across(self.hosts.shard), self.across
 
     def meet_between_steps(self) -> None:
         """Begin a call that goes on in the group of all ranks.
@@ -264,8 +284,8 @@ class Groups:
         """
         if self.hosts.ranks > self.hosts.count:
             with self.telling():
-                for _ in self.gather(np.zeros(_BETWEEN_STEPS, np.uint8)):
-                    pass
+                for _, group in self.where_calls_begin():
+                    group.all_gather(np.zeros(_BETWEEN_STEPS, np.uint8))
 
     @contextmanager
     def telling(self) -> Iterator[None]:

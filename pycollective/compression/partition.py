@@ -21,36 +21,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pycollective.compression.arrays import Item, Readable, Window
+from pycollective.compression.arrays import Flat, Item, Numbers, Window
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
 
 Range = tuple[int, int]
-Numbers = NDArray[np.int64]
-# What decides the number of elements to a scale, or to a chunk that is picked from.
-MOST_CHUNK = 1 << 16
-
-
-def check_chunk(chunk: int) -> None:
-    """Refuse a number of elements that no chunk can have."""
-    if not isinstance(chunk, int) or not 64 <= chunk <= MOST_CHUNK or chunk % 64:
-        raise ConfigurationError(
-            f"chunk={chunk!r} is not a multiple of 64 between 64 and {MOST_CHUNK}"
-        )
-
-
-def check_steps(name: str, steps: int) -> None:
-    """Refuse what is no number of steps."""
-    if not (isinstance(steps, int) and steps >= 0):
-        raise ConfigurationError(f"{name}={steps!r} is not a number of steps")
-
-
-def check_one_of(name: str, value: str, of: Sequence[str]) -> None:
-    """Refuse a word that an option does not have."""
-    if value not in of:
-        raise ConfigurationError(f"{name}={value!r} is none of {', '.join(of)}")
 
 
 @dataclass(frozen=True)
@@ -176,7 +152,7 @@ class Partition:
                 "rank for a host"
             )
 
-    def scatter(self, name: str, x: Readable, uncompressed: bool) -> list[Item]:
+    def scatter(self, name: str, x: Flat, uncompressed: bool) -> list[Item]:
         """A parameter's items in reduce_scatter, one for each rank that gets the average of it."""
         count = x.count // self.hosts.ranks
         return [

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from pycollective.communicator import Communicator
 from pycollective.compression.arrays import FlatArray
 from pycollective.compression.checkpoint import SavedByStateDict
-from pycollective.compression.feedback import Common, Compress, ErrorFeedback, Options, Shapes
+from pycollective.compression.feedback import ErrorFeedback, Shapes
 from pycollective.compression.groups import GroupMaker, Groups
+from pycollective.compression.options import Common, Compress, Options
 from pycollective.compression.quantized import QuantizedOptions
-from pycollective.compression.sparse import SparseOptions
+from pycollective.compression.top_k import TopKOptions
 from pycollective.typing import Between, By, Exchange, Values
 
 
@@ -278,7 +279,7 @@ class TopKState(State):
             compress: see there.
             dense_steps: see there.
         """
-        self._options = SparseOptions(density, by, chunk, values, exchange, warm_up, decay)
+        self._options = TopKOptions(density, by, chunk, values, exchange, warm_up, decay)
         common = Common(between, compress, dense_steps)
         super().__init__(parameters, communicator, self._options, common)
 

@@ -114,6 +114,12 @@ def is_nan(word, FORMAT: tl.constexpr):
 
 
 @triton.jit
+def is_not_finite(word, FORMAT: tl.constexpr):
+    """Whether words of this format, which has an infinity, are infinities or NaNs."""
+    return (word & ((1 << (word.dtype.primitive_bitwidth - 1)) - 1)) >= FORMAT[1]
+
+
+@triton.jit
 def with_one_nan(word, FORMAT: tl.constexpr):
     """Words of this format; each NaN is the contract's."""
     return tl.where(is_nan(word, FORMAT), FORMAT[2], word).to(word.dtype)

@@ -2,13 +2,20 @@
 
 What a message has behind its header and its small parameters is its *tail*: the number of places
 (4 bytes), the length of their stream (4 bytes), the stream, and the values. All of these lengths
-are known to the device alone; buffers have room for the longest.
+are known to the device alone; buffers have room for the longest. A block is 128 places.
 
-A block is 128 places. `write` is five launches: `_head_blocks` finds each block's width and how
-long its body is, `_place_bodies` adds these up, `_write_bodies` and `_write_values` write. `read`
-and `decode` are four: `_find_bodies` checks the headers and adds up, `_read_spans` checks each
-block and reads how many places it spans, `_add_up` adds these up and checks the sum, `_read_blocks`
-writes. So nothing is written of a tail that is refused.
+`pack` is two launches:
+
+1. `_head_blocks` finds each block's width and how long its body is. The last program of a message
+   adds these up.
+2. `_write` writes bodies and values.
+
+`read` is three:
+
+1. `_find_bodies` checks each message's headers and adds up.
+2. `_read_spans` checks each block and reads how many places it spans. The last program of a message
+   adds these up and checks the sum. So nothing is written of a tail that is refused.
+3. `_read_blocks` writes.
 
 In a block that is read, each bit of the unary part has a lane. Bit p, if it is the i-th 1, has the
 gap ((p - i) - what the one before it has) 2^w + low bits, so its place is a sum over the lanes
@@ -17,22 +24,41 @@ before it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
+from pycollective import segments
 from pycollective.errors import ConfigurationError
-from pycollective.triton.floats import narrowed, widened
-from pycollective.triton.formats import FORMATS, check, name_of, words
-from pycollective.triton.top_k import FLOATS, OPTIONS, Entries, check_capacity, check_space
+from pycollective.triton.floats import widened, word_at
+from pycollective.triton.formats import check, name_of
+from pycollective.triton.tables import BAD, DIFFERS, Tables, is_last
+from pycollective.triton.top_k import FLOATS, OPTIONS, SPACE
 
 PER_BLOCK = tl.constexpr(128)  # places
 MOST_UNARY = tl.constexpr(48)  # bytes of a block
 HEAD = tl.constexpr(8)  # bytes of a tail before its stream
-_ALONE = {"TILE": 2048, "num_warps": 16, **OPTIONS}  # of a program that has all blocks
-VALUES = 1024  # bytes of a program
+_ONE_WARP = {"TILE": 512, "num_warps": 1, **OPTIONS}
+VALUES = 512  # bytes of a program
+
+# Columns of the numbers that kernels are given of each message.
+ENTRY = tl.constexpr(0)  # the number of its first entry
+CAPACITY = tl.constexpr(1)
+SIZE = tl.constexpr(2)
+TAIL = tl.constexpr(3)  # its byte in all messages
+BOUND = tl.constexpr(4)  # bytes of its longest tail
+PARTS = tl.constexpr(5)
+# And of each that has come.
+START = tl.constexpr(0)
+CAME_TAIL = tl.constexpr(1)
+ROOM = tl.constexpr(2)
+CAME_SIZE = tl.constexpr(3)
+CAME_CAPACITY = tl.constexpr(4)
+CAME = tl.constexpr(6)
 
 
 @triton.jit
@@ -48,12 +74,25 @@ def _low_bytes(count, width):
     return (count * width + 7) // 8
 
 
-@triton.jit(do_not_specialize_on_alignment=["tail"])
-def _head_blocks(places, count, tail, sizes):
-    """Each block's header, and how many bytes its body has."""
-    block = tl.program_id(0).to(tl.int64)
+@triton.jit
+def _count_of(counts, part, message, found, COUNTED: tl.constexpr):
+    """How many entries a message has."""
+    many = tl.load(counts + message if COUNTED else part + CAPACITY)
+    return tl.where(tl.load(found + BAD) == 0, many, 0)
+
+
+@triton.jit
+def _put_word(to, number):
+    byte = tl.arange(0, 4)
+    tl.store(to + byte, ((number >> (8 * byte)) & 255).to(tl.uint8))
+
+
+@triton.jit
+def _head_block(places, block, many, tail):
+    """Write a block's header, and return how many bytes its body has."""
     lane = tl.arange(0, PER_BLOCK)
-    here = tl.minimum(tl.load(count) - block * PER_BLOCK, PER_BLOCK).to(tl.int32)
+    here = tl.minimum(many - block * PER_BLOCK, PER_BLOCK).to(tl.int32)
+    size = tl.full((), 0, tl.int32)
     if here > 0:
         gaps = _gaps(places, block * PER_BLOCK + lane, lane < here)
         gaps = tl.where(lane < here, gaps, 0)
@@ -67,38 +106,52 @@ def _head_blocks(places, count, tail, sizes):
                 least = bits
                 width = tl.full((), wider, tl.int32)
         unary = (least - here * width + here + 7) // 8
-        unary = tl.where(span == 0, 0, unary)
+        unary = tl.where(span == 0, 0, unary).to(tl.int32)
         header = tail + HEAD + 1 + 2 * block
         tl.store(header, width.to(tl.uint8))
         tl.store(header + 1, unary.to(tl.uint8))
-        tl.store(sizes + block, unary + _low_bytes(here, width))
-    else:
-        tl.store(sizes + block, tl.full((), 0, tl.int64))
+        size = unary + _low_bytes(here, width)
+    return size
 
 
-@triton.jit
-def _put_word(to, number):
-    byte = tl.arange(0, 4)
-    tl.store(to + byte, ((number >> (8 * byte)) & 255).to(tl.uint8))
-
-
-@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["tail"])
-def _place_bodies(
-    sizes, begins, count, tail, length, blocks, BYTES: tl.constexpr, TILE: tl.constexpr
+@triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["messages"])
+def _head_blocks(
+    places,
+    counts,
+    parts,
+    messages,
+    found,
+    sizes,
+    begins,
+    counters,
+    most,
+    COUNTED: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """Where each block's body begins in the tail, and what the tail begins with."""
-    many = tl.load(count)
-    begin = HEAD + 1 + 2 * ((many + PER_BLOCK - 1) // PER_BLOCK)
-    for first in range(0, blocks, TILE):
-        at = first + tl.arange(0, TILE)
-        size = tl.load(sizes + at, mask=at < blocks, other=0)
-        through = begin + tl.cumsum(size, axis=0)
-        tl.store(begins + at, through - size, mask=at < blocks)
-        begin += tl.sum(size, axis=0)
-    _put_word(tail, many)
-    _put_word(tail + 4, begin - HEAD)
-    tl.store(tail + HEAD, tl.full((), 1, tl.uint8))
-    tl.store(length, begin + many * BYTES)
+    """Each block's header, and where its body begins in the tail; what the tail begins with.
+
+    `begins` has one more of each message: where values begin.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    message = program // most
+    part = parts + message * PARTS
+    many = _count_of(counts, part, message, found, COUNTED)
+    tail = messages + tl.load(part + TAIL)
+    size = _head_block(places + tl.load(part + ENTRY), program - message * most, many, tail)
+    tl.store(sizes + program, size)
+    if is_last(counters + message, most):
+        sizes += message * most
+        begins += message * (most + 1)
+        begin = HEAD + 1 + 2 * ((many + PER_BLOCK - 1) // PER_BLOCK)
+        for first in range(0, most, TILE):
+            at = first + tl.arange(0, TILE)
+            mine = tl.load(sizes + at, mask=at < most, other=0)
+            tl.store(begins + at, begin + tl.cumsum(mine, axis=0) - mine, mask=at < most)
+            begin += tl.sum(mine, axis=0)
+        tl.store(begins + most, begin)
+        _put_word(tail, many)
+        _put_word(tail + 4, begin - HEAD)
+        tl.store(tail + HEAD, tl.full((), 1, tl.uint8))
 
 
 @triton.jit
@@ -107,17 +160,15 @@ def _of_one_byte(byte, bits, earlier_byte, earlier_bits):
     return earlier_byte, earlier_bits | tl.where(byte == earlier_byte, bits, 0)
 
 
-@triton.jit(do_not_specialize_on_alignment=["tail"])
-def _write_bodies(places, count, tail, begins):
-    block = tl.program_id(0).to(tl.int64)
+@triton.jit
+def _write_body(places, block, many, tail, body):
     lane = tl.arange(0, PER_BLOCK)
     first = block * PER_BLOCK
-    here = tl.minimum(tl.load(count) - first, PER_BLOCK).to(tl.int32)
+    here = tl.minimum(many - first, PER_BLOCK).to(tl.int32)
     if here > 0:
         header = tail + HEAD + 1 + 2 * block
         width = tl.load(header).to(tl.int32)
         unary = tl.load(header + 1).to(tl.int32)
-        body = tail + tl.load(begins + block)
         high = _gaps(places, first + lane, lane < here) >> width
         high = tl.where(lane < here, high, 0).to(tl.int32)
         bit = tl.cumsum(high, axis=0) + lane
@@ -144,54 +195,144 @@ def _write_bodies(places, count, tail, begins):
             tl.store(body + unary + low_byte, found.to(tl.uint8), mask=inside)
 
 
-@triton.jit(do_not_specialize_on_alignment=["values", "tail"])
-def _write_values(values, count, tail, length, BYTES: tl.constexpr, TILE: tl.constexpr):
-    """Byte by byte: where values begin is odd as often as not."""
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    size = tl.load(count) * BYTES
-    begin = tl.load(length) - size
-    byte = tl.load(values + at, mask=at < size)
-    tl.store(tail + begin + at, byte, mask=at < size)
+@triton.jit(
+    do_not_specialize=["most", "tiles"], do_not_specialize_on_alignment=["values", "messages"]
+)
+def _write(
+    places,
+    values,
+    counts,
+    parts,
+    messages,
+    found,
+    begins,
+    most,
+    tiles,
+    COUNTED: tl.constexpr,
+    BYTES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Each block's body; and tiles of values and of the zeros behind, byte by byte: where values
+    begin is odd as often as not."""
+    program = tl.program_id(0).to(tl.int64)
+    message = program // (most + tiles)
+    number = program - message * (most + tiles)
+    part = parts + message * PARTS
+    many = _count_of(counts, part, message, found, COUNTED)
+    entry = tl.load(part + ENTRY)
+    tail = messages + tl.load(part + TAIL)
+    begins += message * (most + 1)
+    if number < most:
+        _write_body(places + entry, number, many, tail, tail + tl.load(begins + number))
+    else:
+        at = (number - most) * TILE + tl.arange(0, TILE)
+        begin = tl.load(begins + most)
+        byte = tl.load(values + entry * BYTES + at, mask=at < many * BYTES, other=0)
+        tl.store(tail + begin + at, byte, mask=begin + at < tl.load(part + BOUND))
+
+
+def _bounds(counts, sizes, width: int):
+    """As `tail_bound`, of arrays."""
+    blocks = -(-counts // PER_BLOCK.value)
+    bits = np.minimum(15 * counts + sizes // 16384, 35 * counts)
+    return HEAD.value + 1 + 4 * blocks + (bits + 7) // 8 + counts * width
 
 
 def tail_bound(count: int, size: int, values: torch.dtype) -> int:
     """Return the bytes of the longest tail of up to `count` entries below `size`."""
-    blocks = triton.cdiv(count, PER_BLOCK.value)
-    stream = 1 + 4 * blocks + (min(15 * count + size // 16384, 35 * count) + 7) // 8
-    return HEAD.value + stream + count * values.itemsize
+    return int(_bounds(count, size, values.itemsize))
 
 
-def write(entries: Entries, size: int, tail: torch.Tensor, length: torch.Tensor) -> None:
-    """Write the tail of a message, on the current stream.
+def pack(
+    places: torch.Tensor,
+    values: torch.Tensor,
+    parts: NDArray[np.int64],
+    counts: torch.Tensor | None,
+    messages: torch.Tensor,
+    found: torch.Tensor,
+    tables: Tables,
+) -> None:
+    """Write the tails of messages, on the current stream.
 
-    All tensors are contiguous, on one device, and overlap no other.
+    All tensors are contiguous, on one device, and overlap no other. Of a tail's room, which is
+    `tail_bound` of its capacity, what is not in use becomes 0.
 
     Args:
-        entries: places ascend strictly, and are below `size`.
-        size: at most 2^32.
-        tail: uint8, with room for `tail_bound` of as many as `entries` have room for.
-        length: int64, ``(1,)``: becomes the tail's bytes.
+        places: int32, the words of uint32: of each message they ascend strictly.
+        values: float32, float16 or bfloat16, of the same entries.
+        parts: ``(messages, 4)``: of each message its first entry, how many it has at most, the
+            size that its places are below, and its tail's first byte in `messages`.
+        counts: int64, ``(messages,)``: how many entries each has; None: as many as it can.
+        messages: uint8, flat.
+        found: as `segments` says. Where BAD is set no message has entries.
+        tables: of the device.
 
     Raises:
-        ConfigurationError: a tensor or the size is not as said.
+        ConfigurationError: a tensor or a number is not as said, or a tail has no room.
     """
-    check_space(0, size)
-    entries.check("entries", 0, tail.device)
-    bound = tail_bound(entries.places.numel(), size, entries.values.dtype)
-    check("tail", tail, (torch.uint8,), bound, tail.device)
-    check("length", length, (torch.int64,), 1, tail.device)
-    capacity, width = entries.places.numel(), entries.values.element_size()
-    blocks = triton.cdiv(max(capacity, 1), PER_BLOCK.value)
-    sizes, begins = (torch.empty(blocks, dtype=torch.int64, device=tail.device) for _ in range(2))
-    with torch.accelerator.device_index(tail.device.index):
-        _head_blocks[blocks,](entries.places, entries.count, tail, sizes, num_warps=1, **OPTIONS)
-        _place_bodies[1,](sizes, begins, entries.count, tail, length, blocks, BYTES=width, **_ALONE)
-        _write_bodies[blocks,](entries.places, entries.count, tail, begins, num_warps=1, **OPTIONS)
-        if capacity:
-            _write_values[triton.cdiv(capacity * width, VALUES),](
-                *(entries.values.view(torch.uint8), entries.count, tail, length),
-                **{"BYTES": width, "TILE": VALUES, **OPTIONS},
-            )
+    device = messages.device
+    if parts.ndim != 2 or parts.shape[1] != PARTS.value - 1 or parts.dtype != np.int64:
+        raise ConfigurationError(f"parts must be int64 (messages, 4), not {parts.shape}")
+    if not len(parts):
+        return
+    first, capacity, size, tail = parts.T
+    bounds = _bounds(capacity, size, values.itemsize)
+    _check_numbers(capacity, size)
+    if (first < 0).any() or (tail < 0).any():
+        raise ConfigurationError("an entry or a tail begins before the first")
+    check("places", places, (torch.int32,), int((first + capacity).max()), device)
+    check("values", values, FLOATS, places.numel(), device)
+    check("messages", messages, (torch.uint8,), int((tail + bounds).max()), device)
+    check("found", found, (torch.int32,), segments.NONZERO, device)
+    if counts is not None:
+        check("counts", counts, (torch.int64,), len(parts), device)
+    numbers = tables.numbers(np.column_stack([parts, bounds]))
+    most = _blocks(capacity)
+    tiles = triton.cdiv(int(bounds.max()) - HEAD.value - 1, VALUES)
+    sizes = torch.empty(len(parts), most, dtype=torch.int32, device=device)
+    begins = torch.empty(len(parts), most + 1, dtype=torch.int64, device=device)
+    of = {"COUNTED": counts is not None}
+    count = numbers if counts is None else counts
+    counters = tables.workspace("programs", len(parts))
+    with torch.accelerator.device_index(device.index):
+        _head_blocks[len(parts) * most,](
+            *(places, count, numbers, messages, found, sizes, begins, counters, most),
+            **of,
+            **_ONE_WARP,
+        )
+        _write[len(parts) * (most + tiles),](
+            *(places, values.view(torch.uint8), count, numbers, messages, found, begins),
+            *(most, tiles),
+            **{**of, "BYTES": values.itemsize, "TILE": VALUES, "num_warps": 1, **OPTIONS},
+        )
+
+
+def _check_numbers(capacity: NDArray[np.int64], size: NDArray[np.int64]) -> None:
+    """Refuse entries whose numbers, and places that, are no words."""
+    if (capacity < 0).any() or (capacity >= 1 << 31).any():
+        raise ConfigurationError("a message has room for 0 to 2^31 - 1 entries")
+    if (size < 0).any() or (size > SPACE).any():
+        raise ConfigurationError("places of a message are not below 2^32")
+
+
+def _blocks(capacity: NDArray[np.int64]) -> int:
+    """How many blocks a message has at most; one where it has none, for its programs."""
+    return max(triton.cdiv(int(capacity.max()), PER_BLOCK.value), 1)
+
+
+class Entries(NamedTuple):
+    """The entries of messages that have come, found by their places.
+
+    Attributes:
+        marks: int64, ``(messages, words)``, of 32 places each: in the lower half bit i is set
+            where a message has place 32 w + i. In the upper half of a word that has any is
+            `capacity` less the number of its first entry. There is one word more than there are
+            places for.
+        values: float32, ``(messages, capacity)``.
+    """
+
+    marks: torch.Tensor
+    values: torch.Tensor
 
 
 @triton.jit
@@ -201,45 +342,28 @@ def _word_at(tail):
 
 
 @triton.jit
-def _refuse(heads, count, bad, blocks, TILE: tl.constexpr):
+def _refuse(heads, found, blocks, TILE: tl.constexpr):
     """There are no places, so no block has any."""
     for first in range(0, blocks, TILE):
         block = first + tl.arange(0, TILE).to(tl.int64)
         tl.store(heads + block, tl.zeros((TILE,), tl.int64), mask=block < blocks)
-    tl.store(count, tl.full((), 0, tl.int64))
-    tl.atomic_or(bad, 1, sem="relaxed")
+    tl.atomic_or(found + DIFFERS, 1, sem="relaxed")
+    tl.atomic_or(found + BAD, 1, sem="relaxed")
 
 
-@triton.jit(
-    do_not_specialize=["size", "blocks", "most", "room"], do_not_specialize_on_alignment=["tail"]
-)
-def _find_bodies(
-    tail,
-    length,
-    count,
-    heads,
-    values,
-    bad,
-    size,
-    blocks,
-    most,
-    room,
-    BYTES: tl.constexpr,
-    TILE: tl.constexpr,
+@triton.jit
+def _find_bodies_of(
+    tail, part, heads, values, found, blocks, BYTES: tl.constexpr, TILE: tl.constexpr
 ):
-    """Each block's head: where its body begins, its places, its width, its unary bytes, in a word.
-
-    And where values begin, and how many places there are. Where that cannot be there are none, and
-    no block has any.
-    """
-    whole = tl.load(length)
+    room = tl.load(part + ROOM)
     many = tl.full((), 0, tl.int64)
     stream = tl.full((), 0, tl.int64)
-    good = (whole >= HEAD + 1) & (whole <= room)
+    good = room >= HEAD + 1
     if good:
         many = _word_at(tail)
         stream = _word_at(tail + 4)
-        good = (whole == HEAD + stream + many * BYTES) & (many <= most) & (many <= size)
+        most = tl.minimum(tl.load(part + CAME_CAPACITY), tl.load(part + CAME_SIZE))
+        good = (HEAD + stream + many * BYTES <= room) & (many <= most)
     number = (many + PER_BLOCK - 1) // PER_BLOCK
     if good:
         good = stream >= 1 + 2 * number
@@ -263,12 +387,42 @@ def _find_bodies(
             tl.store(heads + block, head, mask=block < blocks)
             begin += tl.sum(took, axis=0)
         good = (begin == HEAD + stream) & (tl.max(wrong, axis=0) == 0)
-    if good:
-        tl.store(count, many)
-        tl.store(values, stream + HEAD)
+    tl.store(values, stream + HEAD)
+    if good == 0:
+        _refuse(heads, found, blocks, TILE)
+
+
+@triton.jit(
+    do_not_specialize=["messages", "blocks", "words"], do_not_specialize_on_alignment=["came"]
+)
+def _find_bodies(
+    came,
+    parts,
+    heads,
+    values,
+    marks,
+    found,
+    messages,
+    blocks,
+    words,
+    BYTES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Each block's head: where its body begins, its places, its width, its unary bytes, in a word.
+
+    And where values begin. Where that cannot be no block has any places. The programs behind those
+    of messages write zeros to `marks`.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    if program < messages:
+        part = parts + program * CAME
+        tail = came + tl.load(part + CAME_TAIL)
+        _find_bodies_of(
+            *(tail, part, heads + program * blocks, values + program, found, blocks, BYTES, TILE)
+        )
     else:
-        tl.store(values, tl.full((), 0, tl.int64))
-        _refuse(heads, count, bad, blocks, TILE)
+        at = (program - messages) * TILE + tl.arange(0, TILE)
+        tl.store(marks + at, tl.zeros((TILE,), tl.int64), mask=at < words)
 
 
 @triton.jit
@@ -306,9 +460,8 @@ def _lanes(tail, begin, width, unary, here):
 
 
 @triton.jit
-def _body(tail, heads):
-    """This program's block."""
-    head = tl.load(heads + tl.program_id(0))
+def _body(tail, head):
+    """A block, as its head says."""
     begin = head >> 24
     here = ((head >> 16) & 255).to(tl.int32)
     width = ((head >> 8) & 255).to(tl.int32)
@@ -317,171 +470,126 @@ def _body(tail, heads):
     return here, is_place, number, where, good
 
 
-@triton.jit(do_not_specialize_on_alignment=["tail"])
-def _read_spans(tail, heads, spans):
-    """How many places each block takes up, to its last; -1: its body is wrong."""
-    here, is_place, _, where, good = _body(tail, heads)
+@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["came"])
+def _read_spans(came, parts, heads, spans, firsts, counters, found, blocks, TILE: tl.constexpr):
+    """How many places each block takes up, to its last, and those of all before it.
+
+    Where a block is wrong, or beyond the size, no place of the message is left.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    message = program // blocks
+    part = parts + message * CAME
+    tail = came + tl.load(part + CAME_TAIL)
+    here, is_place, _, where, good = _body(tail, tl.load(heads + program))
     span = tl.max(tl.where(is_place, where + 1, 0), axis=0)
-    # More than 2^32 is too much, whatever it is: the sum must not overflow.
+    # More than 2^32 is too much, whatever it is: the sum must not overflow. -1: it is wrong.
     span = tl.where((here > 0) & (good == 0), -1, tl.minimum(span, 1 << 32))
-    tl.store(spans + tl.program_id(0), span)
+    tl.store(spans + program, span)
+    if is_last(counters + message, blocks):
+        spans += message * blocks
+        firsts += message * blocks
+        total = tl.full((), 0, tl.int64)
+        least = tl.full((), 0, tl.int64)
+        for first in range(0, blocks, TILE):
+            at = first + tl.arange(0, TILE)
+            mine = tl.load(spans + at, mask=at < blocks, other=0)
+            before = total + tl.cumsum(mine, axis=0) - mine
+            tl.store(firsts + at, before, mask=at < blocks)
+            total += tl.sum(mine, axis=0)
+            least = tl.minimum(least, tl.min(mine, axis=0))
+        if (least < 0) | (total > tl.load(part + CAME_SIZE)):
+            _refuse(heads + message * blocks, found, blocks, TILE)
 
 
-@triton.jit(do_not_specialize=["size", "blocks"])
-def _add_up(spans, firsts, heads, count, bad, size, blocks, TILE: tl.constexpr):
-    """The sums of all before each. Where a block is wrong or beyond the size, no place is left."""
-    total = tl.full((), 0, tl.int64)
-    least = tl.full((), 0, tl.int64)
-    for first in range(0, blocks, TILE):
-        at = first + tl.arange(0, TILE)
-        mine = tl.load(spans + at, mask=at < blocks, other=0)
-        before = total + tl.cumsum(mine, axis=0) - mine
-        tl.store(firsts + at, before.to(tl.int32), mask=at < blocks)
-        total += tl.sum(mine, axis=0)
-        least = tl.minimum(least, tl.min(mine, axis=0))
-    if (least < 0) | (total > size):
-        _refuse(heads, count, bad, blocks, TILE)
-
-
-@triton.jit
-def _value_at(at, mask, VALUE: tl.constexpr, BYTES: tl.constexpr):
-    """The numbers whose bytes begin there, which need not be aligned."""
-    word = tl.load(at, mask=mask, other=0).to(tl.int32)
-    for more in tl.static_range(1, BYTES):
-        word |= tl.load(at + more, mask=mask, other=0).to(tl.int32) << (8 * more)
-    return widened(word if BYTES == 4 else word.to(tl.int16), VALUE)
-
-
-@triton.jit(do_not_specialize_on_alignment=["tail"])
+@triton.jit(
+    do_not_specialize=["blocks", "words", "capacity"], do_not_specialize_on_alignment=["came"]
+)
 def _read_blocks(
-    tail,
+    came,
+    parts,
     heads,
     firsts,
-    begin,
-    places,
-    out,
-    divisor,
+    begins,
+    marks,
+    values,
+    blocks,
+    words,
+    capacity,
     BYTES: tl.constexpr,
     VALUE: tl.constexpr,
-    DENSE: tl.constexpr,
-    DIVIDED: tl.constexpr,
-    FORMAT: tl.constexpr,
 ):
-    """Places and values of each block; or, `DENSE`, the values divided where they belong."""
-    _, is_place, number, where, _ = _body(tail, heads)
-    block = tl.program_id(0).to(tl.int64)
-    where += tl.load(firsts + block).to(tl.uint32, bitcast=True).to(tl.int64)
-    entry = block * PER_BLOCK + number
-    x = _value_at(tail + tl.load(begin) + entry * BYTES, is_place, VALUE, BYTES)
-    if DENSE:
-        if DIVIDED:
-            x = tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
-        tl.store(out + where, narrowed(x, out.dtype.element_ty, FORMAT), mask=is_place)
-    else:
-        tl.store(places + entry, where.to(tl.int32), mask=is_place)
-        tl.store(out + entry, x, mask=is_place)
-
-
-def _read(
-    tail: torch.Tensor,
-    length: torch.Tensor,
-    size: int,
-    values: torch.dtype,
-    capacity: int,
-    count: torch.Tensor,
-    bad: torch.Tensor,
-    to: dict[str, Any],
-) -> None:
-    check("tail", tail, (torch.uint8,), 0, tail.device)
-    check("length", length, (torch.int64,), 1, tail.device)
-    check("bad", bad, (torch.int32,), 1, tail.device)
-    check_space(0, size)
-    if values not in FLOATS:
-        raise ConfigurationError(f"no message has values of {name_of(values)}")
-    blocks = triton.cdiv(max(capacity, 1), PER_BLOCK.value)
-    heads, spans = (torch.empty(blocks, dtype=torch.int64, device=tail.device) for _ in range(2))
-    firsts = torch.empty(blocks, dtype=torch.int32, device=tail.device)
-    begin = torch.empty(1, dtype=torch.int64, device=tail.device)
-    with torch.accelerator.device_index(tail.device.index):
-        _find_bodies[1,](
-            *(tail, length, count, heads, begin, bad, size, blocks, capacity, tail.numel()),
-            **{"BYTES": values.itemsize, **_ALONE},
-        )
-        _read_spans[blocks,](tail, heads, spans, num_warps=1, **OPTIONS)
-        _add_up[1,](spans, firsts, heads, count, bad, size, blocks, **_ALONE)
-        _read_blocks[blocks,](
-            *(tail, heads, firsts, begin),
-            **{"VALUE": name_of(values), "BYTES": values.itemsize},
-            **{"num_warps": 2, **to, **OPTIONS},
-        )
+    """Marks and values of each block's entries."""
+    program = tl.program_id(0).to(tl.int64)
+    message = program // blocks
+    tail = came + tl.load(parts + message * CAME + CAME_TAIL)
+    _, is_place, number, where, _ = _body(tail, tl.load(heads + program))
+    where += tl.load(firsts + program)
+    entry = (program - message * blocks) * PER_BLOCK + number
+    word = word_at(tail + tl.load(begins + message) + entry * BYTES, is_place, BYTES)
+    x = widened(word if BYTES == 4 else word.to(tl.int16), VALUE)
+    tl.store(values + message * capacity + entry, x, mask=is_place)
+    mark = (marks + message * words + (where >> 5)).to(tl.pointer_type(tl.int32))
+    tl.atomic_or(mark, 1 << (where & 31).to(tl.int32), mask=is_place, sem="relaxed")
+    tl.atomic_max(mark + 1, (capacity - entry).to(tl.int32), mask=is_place, sem="relaxed")
 
 
 def read(
-    tail: torch.Tensor,
-    length: torch.Tensor,
-    size: int,
+    came: torch.Tensor,
+    parts: NDArray[np.int64],
     values: torch.dtype,
-    entries: Entries,
-    bad: torch.Tensor,
-) -> None:
-    """Read the tail of a message, on the current stream.
+    found: torch.Tensor,
+    tables: Tables,
+) -> Entries:
+    """Read the tails of messages, on the current stream.
 
-    Whatever its bytes are, nothing outside of it is touched. All tensors are contiguous, on one
-    device, and overlap no other.
+    Whatever their bytes are, nothing outside of them is touched. All tensors are contiguous, on
+    one device, and overlap no other.
 
     Args:
-        tail: uint8: from its first byte on; more may lie behind.
-        length: int64, ``(1,)``: the bytes of the tail.
-        size: places are below it; at most 2^32.
-        values: the dtype of the values in the message: float32, float16 or bfloat16.
-        entries: become those of the message, their values float32.
-        bad: int32, ``(1,)``: bit 0 is set where the bytes are no tail of entries below `size`, or
-            of more than `entries` have room for; nothing is cleared. `entries` are none then.
-
-    Raises:
-        ConfigurationError: a tensor, the size or the dtype is not as said.
-    """
-    entries.check("entries", 0, tail.device, (torch.float32,))
-    _read(
-        *(tail, length, size, values, entries.places.numel(), entries.count, bad),
-        {
-            **{"places": entries.places, "out": entries.values, "divisor": 1.0},
-            **{"DENSE": False, "DIVIDED": False, "FORMAT": ()},
-        },
-    )
-
-
-def decode(
-    tail: torch.Tensor,
-    length: torch.Tensor,
-    capacity: int,
-    values: torch.dtype,
-    out: torch.Tensor,
-    divisor: float,
-    bad: torch.Tensor,
-) -> None:
-    """Write what the tail of a message says to a dense tensor, and 0 elsewhere.
-
-    All tensors are contiguous, on one device, and overlap no other.
-
-    Args:
-        tail, length, values: as in `read`; the size is that of `out`.
-        capacity: how many entries there may be, less than 2^31.
-        out: float32, float16 or bfloat16, ``(size,)``; each value is divided and rounded once.
-        divisor: a positive number of fp32.
-        bad: as in `read`; `out` is 0 then.
+        came: uint8, flat: the messages.
+        parts: ``(messages, 6)``: of each message its first byte, its tail's first byte, how many
+            bytes from there on may be read, the size that its places are below, how many entries it
+            may have; and one more number.
+        values: the dtype of the values in messages: float32, float16 or bfloat16.
+        found: as `segments` says. DIFFERS and BAD are set where the bytes are no tail of so many
+            entries below the size; such a message has none.
+        tables: of the device.
 
     Raises:
         ConfigurationError: a tensor, a number or the dtype is not as said.
     """
-    check("out", out, FLOATS, 0, tail.device)
-    check_capacity("capacity", capacity)
-    out.zero_()
-    count = torch.empty(1, dtype=torch.int64, device=tail.device)
-    _read(
-        *(tail, length, out.numel(), values, capacity, count, bad),
-        {
-            **{"places": count, "out": words(out), "divisor": divisor},
-            **{"DENSE": True, "DIVIDED": divisor != 1, "FORMAT": tuple(FORMATS[out.dtype])},
-        },
+    device = came.device
+    if parts.ndim != 2 or parts.shape[1] != CAME.value or parts.dtype != np.int64:
+        raise ConfigurationError(f"parts must be int64 (messages, 6), not {parts.shape}")
+    start, tail, room, size, capacities, _ = parts.T
+    _check_numbers(capacities, size)
+    if (start < 0).any() or (tail < start).any() or (room < 0).any():
+        raise ConfigurationError("a message begins or ends before its first byte")
+    check("came", came, (torch.uint8,), int((tail + room).max()), device)
+    check("found", found, (torch.int32,), segments.NONZERO, device)
+    if values not in FLOATS:
+        raise ConfigurationError(f"no message has values of {name_of(values)}")
+    count, blocks = len(parts), _blocks(capacities)
+    width, capacity = int(size.max()) // 32 + 2, int(capacities.max())
+    heads, spans, firsts = (
+        torch.empty(count, blocks, dtype=torch.int64, device=device) for _ in range(3)
     )
+    begins = torch.empty(count, dtype=torch.int64, device=device)
+    marks = torch.empty(count, width, dtype=torch.int64, device=device)
+    wide = torch.empty(count, capacity, dtype=torch.float32, device=device)
+    given = came, tables.numbers(parts), heads
+    tile = 2048
+    with torch.accelerator.device_index(device.index):
+        _find_bodies[count + triton.cdiv(marks.numel(), tile),](
+            *(*given, begins, marks, found, count, blocks, marks.numel()),
+            **{"BYTES": values.itemsize, "TILE": tile, "num_warps": 16, **OPTIONS},
+        )
+        _read_spans[count * blocks,](
+            *(*given, spans, firsts, tables.workspace("programs", count), found, blocks),
+            **_ONE_WARP,
+        )
+        _read_blocks[count * blocks,](
+            *(*given, firsts, begins, marks, wide, blocks, width, capacity),
+            **{"VALUE": name_of(values), "BYTES": values.itemsize, "num_warps": 2, **OPTIONS},
+        )
+    return Entries(marks, wide)

@@ -1,99 +1,69 @@
 """What GPUs do with entries of top-k: averages of ranks' in the contract's order.
 
-Which of a rank's entries a place has is found by a bitmap of its places (`Rows`): the words of a
-tile of places have `bits`, `before` says how many entries lie before the tile, and the number of
-bits before a place does the rest. What is absent adds nothing, so a sum needs to know. A program
-that adds up has the words of a tile, and each of their bits a lane.
+A program has a tile of a segment, in rows of 32 places. A row may begin at any bit of a word of
+marks (`index_packing.Entries`), so it is made of two of them. The marks say which rank has a place,
+and the number of the word's first entry; the bits before a place do the rest. What is absent adds
+nothing, so a sum needs to know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
-
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
-from pycollective import order
+from pycollective import order, segments
 from pycollective.errors import ConfigurationError
 from pycollective.order import COMBINE
-from pycollective.triton.floats import narrowed
-from pycollective.triton.formats import FORMATS, check, words
-from pycollective.triton.top_k import (
-    FLOATS,
-    OPTIONS,
-    Entries,
-    check_space,
-    ones_of,
+from pycollective.triton.floats import divided, narrowed
+from pycollective.triton.formats import FORMATS
+from pycollective.triton.index_packing import CAME, START, read
+from pycollective.triton.tables import (
+    ADDRESS,
+    AT,
+    BAD,
+    COUNT,
+    DTYPE,
+    ENTRY,
+    ITEM,
+    Tables,
+    pointer,
+    row_of_program,
 )
+from pycollective.triton.top_k import FLOATS, OPTIONS, ones_of
 
-WORDS = tl.constexpr(32)  # of a tile
-SIZE = 1024  # entries of a program
+ROWS = tl.constexpr(32)  # of a tile
+TILE = 32 * ROWS.value  # places
+BITS_AT = tl.constexpr(24)  # bytes of a header before its parameters' bits
 MOST_RANKS = 64
 
 
-class Rows(NamedTuple):
-    """Entries of some ranks about the same places, to be added up.
+@triton.jit
+def _marked(marks, capacity, shift, inside):
+    """(which of 32 places from a bit of a word on have an entry, the first one's number)."""
+    mark = tl.load(marks, mask=inside, other=0)
+    following = tl.load(marks + 1, mask=inside, other=0)
+    bits = ((mark & 0xFFFFFFFF) | (following << 32)) >> shift
+    before = ones_of((mark & ((1 << shift) - 1)).to(tl.int32))
+    first = tl.where(mark != 0, mark, following) >> 32
+    return bits.to(tl.int32), capacity - first.to(tl.int32) + before
 
-    Attributes:
-        bits: int32, ``(ranks, words)``: bit i of word w is place 32 w + i.
-        before: int32, ``(ranks, tiles)``: how many entries lie before each tile of `WORDS` words.
-        values: float32, ``(ranks, capacity)``.
-        size: places are below it.
+
+@triton.jit
+def _sum_of_ranks(
+    came, parts, marks, values, words, capacity, place, item, inside, COMBINES: tl.constexpr
+):
+    """(whether any rank has it, the sum) for each place of a tile.
+
+    No rank has any of an item that all of them say is zero.
     """
-
-    bits: torch.Tensor
-    before: torch.Tensor
-    values: torch.Tensor
-    size: int
-
-
-@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["bits"])
-def _mark(places, count, bits, size, SIZE: tl.constexpr):
-    """Set the bits of places below `size`."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    inside = at < tl.load(count)
-    place = tl.load(places + at, mask=inside, other=0).to(tl.uint32, bitcast=True)
-    inside &= place < size
-    tl.atomic_or(bits + (place >> 5), 1 << (place & 31).to(tl.int32), mask=inside, sem="relaxed")
-
-
-@triton.jit
-def _words_of(bits, tile, words):
-    at = tile * WORDS + tl.arange(0, WORDS)
-    return tl.load(bits + at, mask=at < words, other=0)
-
-
-@triton.jit(do_not_specialize=["words", "tiles"])
-def _count_tiles(bits, counts, words, tiles):
-    """How many places of each tile a row has."""
-    program = tl.program_id(0).to(tl.int64)
-    row = program // tiles
-    found = _words_of(bits + row * words, program - row * tiles, words)
-    tl.store(counts + program, tl.sum(ones_of(found), axis=0))
-
-
-@triton.jit(do_not_specialize=["tiles"])
-def _add_up(counts, before, tiles, TILE: tl.constexpr):
-    """Of each tile of a row, how many lie before it."""
-    row = tl.program_id(0).to(tl.int64)
-    counts += row * tiles
-    before += row * tiles
-    many = tl.full((), 0, tl.int64)
-    for first in range(0, tiles, TILE):
-        at = first + tl.arange(0, TILE)
-        mine = tl.load(counts + at, mask=at < tiles, other=0).to(tl.int64)
-        through = many + tl.cumsum(mine, axis=0)
-        tl.store(before + at, (through - mine).to(before.dtype.element_ty), mask=at < tiles)
-        many += tl.sum(mine, axis=0)
-
-
-@triton.jit
-def _sum_of_rows(bits, before, values, tile, words, tiles, capacity, COMBINES: tl.constexpr):
-    """(whether any rank has it, the sum) for each place of a tile."""
+    shift = place & 31
+    marks += (place >> 5) + tl.arange(0, ROWS)
     bit = tl.arange(0, 32)[None, :]
     below = ((tl.full((), 1, tl.int64) << bit) - 1).to(tl.int32)
+    zero = tl.full((), 1, tl.int32)
     waiting = ()
     for i in tl.static_range(len(COMBINES)):
         if COMBINES[i]:
@@ -102,113 +72,118 @@ def _sum_of_rows(bits, before, values, tile, words, tiles, capacity, COMBINES: t
             x = tl.where(has & other_has, x + y, tl.where(has, x, y))
             waiting = waiting[:-2] + ((has | other_has, x),)
         else:
-            word = _words_of(bits, tile, words)
-            count = ones_of(word)
-            first = tl.load(before + tile) + tl.cumsum(count, axis=0) - count
+            zeros = tl.load(came + tl.load(parts + START) + BITS_AT + (item >> 3)).to(tl.int32)
+            zero &= zeros >> (item & 7).to(tl.int32)
+            word, first = _marked(marks, capacity, shift, inside)
             has = ((word[:, None] >> bit) & 1) != 0
             at = first[:, None] + ones_of(word[:, None] & below)
             x = tl.load(values + at, mask=has, other=0.0)
             waiting = waiting + ((has, x),)
-            bits += words
-            before += tiles
+            parts += CAME
+            marks += words
             values += capacity
-    return waiting[0]
+    has, x = waiting[0]
+    return has & (zero == 0), x
 
 
-@triton.jit(do_not_specialize=["words", "tiles", "capacity", "size"])
+@triton.jit(do_not_specialize=["words", "capacity"], do_not_specialize_on_alignment=["came"])
 def _average(
-    bits,
-    before,
+    rows,
+    row_of,
+    came,
+    parts,
+    marks,
     values,
-    out,
+    found,
     words,
-    tiles,
     capacity,
-    size,
     divisor,
     COMBINES: tl.constexpr,
+    TYPE: tl.constexpr,
+    WORD: tl.constexpr,
+    ALIGNED: tl.constexpr,
     DIVIDED: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    tile = tl.program_id(0).to(tl.int64)
-    has, x = _sum_of_rows(bits, before, values, tile, words, tiles, capacity, COMBINES)
-    if DIVIDED:
-        x = tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
-    word = tl.where(has, narrowed(x, out.dtype.element_ty, FORMAT), 0)
-    at = tile * (32 * WORDS)
-    place = (32 * tl.arange(0, WORDS))[:, None] + tl.arange(0, 32)[None, :]
-    if at + 32 * WORDS <= size:
-        tl.store(out + at + place, word.to(out.dtype.element_ty))
-    else:
-        tl.store(out + at + place, word.to(out.dtype.element_ty), mask=place < size - at)
+    """The averages of segments whose dtype is the number `TYPE`."""
+    row, number = row_of_program(rows, row_of)
+    if tl.load(row + DTYPE) == TYPE:
+        first = number * (32 * ROWS)
+        left = tl.load(row + COUNT) - first
+        message = tl.load(row + ENTRY) * ((len(COMBINES) + 1) // 2)
+        has, x = _sum_of_ranks(
+            *(came, parts + message * CAME, marks + message * words, values + message * capacity),
+            *(words, capacity, tl.load(row + AT) + first, tl.load(row + ITEM)),
+            *(32 * tl.arange(0, ROWS) < left, COMBINES),
+        )
+        if DIVIDED:
+            x = divided(x, divisor)
+        place = (32 * tl.arange(0, ROWS))[:, None] + tl.arange(0, 32)[None, :]
+        word = tl.where(has & (place < left), narrowed(x, WORD, FORMAT), 0).to(WORD)
+        out = pointer(row, ADDRESS, WORD, ALIGNED) + first + place
+        if left >= 32 * ROWS:
+            tl.store(out, word)
+        else:
+            tl.store(out, word, mask=place < left)
+        magnitude = word.to(tl.int32) & ((1 << (WORD.primitive_bitwidth - 1)) - 1)
+        if tl.max(tl.max(magnitude, axis=1), axis=0) >= FORMAT[1]:
+            tl.atomic_or(found + BAD, 1, sem="relaxed")
 
 
-def mark(entries: Sequence[Entries], size: int) -> Rows:
-    """Rows of ranks' entries, to be added up. They own their memory.
+def average(
+    came: torch.Tensor,
+    parts: NDArray[np.int64],
+    values: torch.dtype,
+    table: NDArray[np.int64],
+    divisor: float,
+    found: torch.Tensor,
+    tables: Tables,
+) -> None:
+    """Write averages of what the messages of ranks say about shards, on the current stream.
 
-    Args:
-        entries: of each rank, as `places.read` gives them: their values are float32, and all have
-            room for as many; at least one, at most 64.
-        size: places are below it; at most 2^32. Of others nothing is added.
-
-    Raises:
-        ConfigurationError: entries or the size are not as said.
-    """
-    ranks = len(entries)
-    if not 1 <= ranks <= MOST_RANKS:
-        raise ConfigurationError(f"entries must be of 1 to {MOST_RANKS} ranks, not {ranks}")
-    device, capacity = entries[0].places.device, entries[0].places.numel()
-    check_space(0, size)
-    for rank, each in enumerate(entries):
-        each.check(f"entries[{rank}]", capacity, device, (torch.float32,))
-        if each.places.numel() != capacity or each.values.numel() != capacity:
-            raise ConfigurationError(f"entries[{rank}] must have room for {capacity}")
-    count = triton.cdiv(size, 32)
-    tiles = triton.cdiv(count, WORDS.value)
-    bits = torch.zeros(ranks, max(count, 1), dtype=torch.int32, device=device)
-    counts, before = (
-        torch.empty(ranks, max(tiles, 1), dtype=torch.int32, device=device) for _ in range(2)
-    )
-    values = torch.stack([each.values for each in entries])
-    with torch.accelerator.device_index(device.index):
-        for row, each in zip(bits, entries, strict=True):
-            if each.places.numel():
-                grid = triton.cdiv(each.places.numel(), SIZE)
-                _mark[grid,](each.places, each.count, row, size, SIZE=SIZE, **OPTIONS)
-        if size:
-            _count_tiles[ranks * tiles,](bits, counts, count, tiles, num_warps=1, **OPTIONS)
-            _add_up[ranks,](counts, before, tiles, TILE=SIZE, **OPTIONS)
-    return Rows(bits, before, values, size)
-
-
-def _sums(rows: Rows) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, Any]]:
-    """What kernels of sums take: pointers, numbers, constexprs."""
-    n = len(rows.bits)
-    recipe = order.recipe((0, n), [(i, i + 1) for i in range(n)])
-    return (
-        (rows.bits, rows.before, rows.values),
-        (rows.bits.shape[1], rows.before.shape[1], rows.values.shape[1]),
-        {"COMBINES": tuple(each == COMBINE for each in recipe), **OPTIONS},
-    )
-
-
-def average(rows: Rows, out: torch.Tensor, divisor: float) -> None:
-    """Write the sum in the contract's order, divided and rounded once, and 0 where no rank has any.
+    An output is the sum of the ranks' values in the contract's order, divided and rounded once. It
+    is 0 where no rank has any, and of a parameter that all ranks' headers say is all zero. All
+    tensors are contiguous, on one device, and overlap no other, nor the outputs.
 
     Args:
-        rows: of each rank.
-        out: float32, float16 or bfloat16, contiguous, ``(rows.size,)``, on the device of `rows`;
-            overlaps none of them.
+        came, values: as in `index_packing.read`.
+        parts: as there; the last number is a message's shard. Those of shard 0 come first, and so
+            on; all shards have as many, at most 64.
+        table: as `segments` says, with ADDRESS, DTYPE, COUNT, ITEM; AT is the place of the first
+            element in its shard, and ENTRY the shard.
         divisor: a positive number of fp32.
+        found: as `segments` says. DIFFERS and BAD are set where a tail is refused; BAD, too, where
+            an output is not finite.
+        tables: of the device.
 
     Raises:
-        ConfigurationError: `out` is not as said.
+        ConfigurationError: a tensor, a number or the dtype is not as said.
     """
-    check("out", out, FLOATS, rows.size, rows.bits.device)
-    pointers, numbers, constants = _sums(rows)
-    if rows.size:
-        with torch.accelerator.device_index(out.device.index):
-            _average[rows.before.shape[1],](
-                *(*pointers, words(out), *numbers, rows.size, divisor),
-                **{"DIVIDED": divisor != 1, "FORMAT": tuple(FORMATS[out.dtype]), **constants},
+    if not len(parts) or not len(table):
+        return
+    shards = int(parts[-1, -1]) + 1
+    ranks = max(len(parts) // max(shards, 1), 1)
+    if (parts[:, -1] != np.arange(len(parts)) // ranks).any():
+        raise ConfigurationError("all shards must have as many messages, one after another")
+    if ranks > MOST_RANKS:
+        raise ConfigurationError(f"a sum is of 1 to {MOST_RANKS} ranks' messages, not {ranks}")
+    sizes = parts[table[:, segments.ENTRY] * ranks, 3]
+    if (table[:, segments.AT] + table[:, segments.COUNT] > sizes).any():
+        raise ConfigurationError("a segment ends beyond its shard's places")
+    items = int(table[:, segments.ITEM].max()) + 1
+    if (parts[:, 1] - parts[:, 0] < BITS_AT.value + -(-items // 8)).any():
+        raise ConfigurationError(f"a message has no header of {items} parameters")
+    entries = read(came, parts, values, found, tables)
+    uploaded = tables.of(table, -(-table[:, segments.COUNT] // TILE))
+    recipe = order.recipe((0, ranks), [(i, i + 1) for i in range(ranks)])
+    with torch.accelerator.device_index(came.device.index):
+        for number in uploaded.dtypes if uploaded.programs else ():
+            dtype = FLOATS[number]
+            _average[uploaded.programs,](
+                *(uploaded.rows, uploaded.row_of, came, tables.numbers(parts), *entries, found),
+                *(entries.marks.shape[1], entries.values.shape[1], divisor),
+                **{"COMBINES": tuple(each == COMBINE for each in recipe), "TYPE": number},
+                **{"WORD": tl.int32 if dtype.itemsize == 4 else tl.int16},
+                **{"ALIGNED": uploaded.aligned, "DIVIDED": divisor != 1},
+                **{"FORMAT": tuple(FORMATS[dtype]), **OPTIONS},
             )

@@ -1,45 +1,73 @@
 """Top-k selection with error feedback on GPUs: the elements, values and residuals of the CPU's.
 
 docs/wire.md, "Sparse payloads", says which elements are taken and what is left of them. All that is
-counted is integers, so no order of threads shows.
+counted is integers, so no order of threads shows. A call takes a table of segments, whatever their
+lengths; those with K 0 are copied, in the first launch that reads gradients.
 
-**Chunks of up to 4,096 elements** (`top_k_chunks`) each have a program, which holds c = x + held in
-registers, and writes it as the residual. It searches for the magnitude of the k-th element, by
-counts. Those that are selected are a bitmap then, of a word for 32 elements. The program lists
-their places by it, writes their values, and takes these off the residual. So a step reads and
-writes each element once, but for those selected.
+**Chunks of up to 4,096 elements** each have a program, which holds c = x + held in registers, and
+writes it as the residual. It searches for the magnitude of the k-th element, by counts. Those that
+are selected are a bitmap then, of a word for 32 elements. The program lists their places by it,
+writes their values, and takes these off the residual. So a step reads and writes each element once,
+but for those selected.
 
-**Longer ones, and tensors**, are cut into blocks. The launches, in order:
+**Longer ones, and tensors**, are rows of a table, cut into blocks, which have a program each. The
+last program of a row to finish does what needs the others. The launches, in order:
 
-1. `_begin` samples a segment (a chunk, or the tensor) and guesses a magnitude that a few more
-   than k elements reach. A guess decides what is read, never what is chosen.
+1. `_begin` samples a row and guesses a magnitude that a few more than k elements reach. A guess
+   decides what is read, never what is chosen.
 2. `_add` writes c, and of each block, apart, those that reach the guess: its *candidates*. Where
    fewer than k do, the guess is given up.
-3. `_count_bins` and `_find_bin`, three times: histograms of 11, 10 and 10 bits of the magnitude
-   find that of the k-th element.
-4. `_count_selected` and `_place_blocks`: how many elements of each block, and where they go.
+3. `_count_bins`, three times: histograms of 11, 10 and 10 bits of the magnitude, and the bin in
+   which the k-th element's is.
+4. `_count_selected`: how many elements of each block are selected, and where they go.
    `_write_entries` writes places and values, and takes these off the residual.
 
 From 3 on a block's candidates are read, or its elements where no guess was made or its candidates
 found no room.
+
+**Ranks of a host** that have pieces of the same tensors take the steps themselves: `sparse_add`;
+three times `sparse_histogram`, `merge`, and `take`, with an exchange before and a gather behind
+`merge`; then `sparse_select`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
+from pycollective import segments
 from pycollective.errors import ConfigurationError
 from pycollective.triton.floats import rounded, widened
 from pycollective.triton.formats import FORMATS, check, name_of, words
+from pycollective.triton.tables import (
+    ADDRESS,
+    AT,
+    BAD,
+    COLUMNS,
+    COUNT,
+    DTYPE,
+    ENTRY,
+    FIRST,
+    HELD,
+    ITEM,
+    LEFT,
+    NONZERO,
+    K,
+    Table,
+    Tables,
+    is_last,
+    pointer,
+    row_of_program,
+)
 
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 INFINITE = tl.constexpr(0x7F800000)
 OPTIONS = {"enable_fp_fusion": False}
-_FEW = {"TILE": 128, "num_warps": 1}  # for a block's candidates, which are a hundred or so
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 SPACE = 1 << 32  # places
 LONGEST = 4096  # elements of a chunk that a program holds
@@ -48,91 +76,23 @@ _OF_A_WARP = 1024  # elements, so 32 of a thread
 BLOCK = 4096  # elements
 ROOM = 512  # candidates of a block
 SAMPLE = 4096
-# How many copies of a tensor's histogram there are: neighbours' additions often meet in a bin.
-COPIES = 32
-BINS = 2048
+# A block's candidates are a hundred or so; two warps add up bins.
+_FEW = {"TILE": 128, "num_warps": 2}
+# A row has a copy of its histogram for 64 blocks, up to 32 copies: neighbours' additions often meet
+# in a bin.
+BLOCKS_OF_A_COPY = tl.constexpr(64)
+COPIES = tl.constexpr(32)
+BINS = tl.constexpr(2048)
 ROUNDS = ((20, 11), (10, 10), (0, 10))  # (shift, bits) of each
 
-# What is known of a segment, int64 each. A launch reads none that it writes.
-LENGTH = tl.constexpr(0)
-LEAST = tl.constexpr(1)  # the guess; -1: there is none
-REACHED = tl.constexpr(2)  # how many elements reach the guess
-FIRST = tl.constexpr(3)  # where the segment's entries begin
+# What is known of a row, int64 each. A launch reads none that it writes.
+LEAST = tl.constexpr(0)  # the guess; -1: there is none
+REACHED = tl.constexpr(1)  # how many elements reach the guess
 # Before each round, and after the last: the first bits of the k-th magnitude, and how many are
 # wanted of those that begin with them; in the end, of those that have it.
-PREFIX = tl.constexpr(4)
-WANTED = tl.constexpr(8)
-KNOWN = tl.constexpr(12)
-
-
-class Entries(NamedTuple):
-    """Some elements of a space of up to 2^32 places, on a device; room for fewer than 2^31.
-
-    Attributes:
-        places: int32, ``(capacity,)``, the words of uint32; those in use ascend.
-        values: float32, float16 or bfloat16, ``(capacity,)``.
-        count: int64, ``(1,)``: how many are in use.
-    """
-
-    places: torch.Tensor
-    values: torch.Tensor
-    count: torch.Tensor
-
-    @classmethod
-    def empty(cls, capacity: int, dtype: torch.dtype, device: torch.device | str) -> Entries:
-        """Room for so many, of which none is in use."""
-        return cls(
-            torch.empty(capacity, dtype=torch.int32, device=device),
-            torch.empty(capacity, dtype=dtype, device=device),
-            torch.zeros(1, dtype=torch.int64, device=device),
-        )
-
-    def check(
-        self,
-        name: str,
-        room: int,
-        device: torch.device,
-        dtypes: tuple[torch.dtype, ...] = FLOATS,
-    ) -> None:
-        """Refuse entries that a kernel would misread.
-
-        Args:
-            name: of the argument, for the error.
-            room: how many they must have room for.
-            device: where they must be.
-            dtypes: those that the values may have.
-
-        Raises:
-            ConfigurationError: they are not as said, or have room for 2^31 or more.
-        """
-        capacity = self.places.numel()
-        check(f"{name}.places", self.places, (torch.int32,), room, device)
-        check(f"{name}.values", self.values, dtypes, capacity, device)
-        check(f"{name}.count", self.count, (torch.int64,), 1, device)
-        check_capacity(name, capacity)
-
-
-def check_capacity(name: str, capacity: int) -> None:
-    """Refuse room for 2^31 entries or more: their numbers are words of 32 bits with a sign."""
-    if not 0 <= capacity < 1 << 31:
-        raise ConfigurationError(
-            f"{name} must have room for less than 2^31 entries, not {capacity}"
-        )
-
-
-def check_space(place: int, size: int) -> None:
-    """Refuse places that are no words of uint32: from `place` on, `size` of them."""
-    if not (place >= 0 and 0 <= size <= SPACE - place):
-        raise ConfigurationError(f"{size} places from {place} on are not below 2^32")
-
-
-@triton.jit
-def _sum_of(x, held, mask, HELD: tl.constexpr, TYPE: tl.constexpr):
-    """x + held, as fp32."""
-    c = widened(tl.load(x, mask=mask), TYPE)
-    if HELD:
-        c += tl.load(held, mask=mask)
-    return c
+PREFIX = tl.constexpr(2)
+WANTED = tl.constexpr(6)
+KNOWN = tl.constexpr(10)
 
 
 @triton.jit
@@ -154,10 +114,56 @@ def nearest_finite(c, WORD: tl.constexpr, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def tell(bad, key):
-    """Say so if an element is not finite."""
-    if tl.max(key, axis=0) >= INFINITE:
-        tl.atomic_or(bad, 1, sem="relaxed")
+def _sum_at(row, first, at, mask, HOLDS: tl.constexpr, ALIGNED: tl.constexpr, TYPE: tl.constexpr):
+    """(the greatest magnitude of x, as bits; x + held) of a row's elements `first + at`."""
+    WORD: tl.constexpr = tl.int32 if TYPE == "float32" else tl.int16
+    MOST: tl.constexpr = (1 << (WORD.primitive_bitwidth - 1)) - 1
+    other = None if mask is None else 0
+    word = tl.load(pointer(row, ADDRESS, WORD, ALIGNED) + first + at, mask=mask, other=other)
+    c = widened(word, TYPE)
+    if HOLDS:
+        holds = tl.full(at.shape, tl.load(row + HELD), tl.int64) != 0
+        held = pointer(row, HELD, tl.int32, ALIGNED) + first + at
+        # The word is -0.0, with which a sum is the number itself.
+        more = tl.load(held, mask=holds if mask is None else mask & holds, other=-0x80000000)
+        c += more.to(tl.float32, bitcast=True)
+    return tl.max((word & MOST).to(tl.int32), axis=0), c
+
+
+@triton.jit
+def _tell_nonzero(found, row, greatest):
+    """Say so if a gradient's greatest magnitude is not 0."""
+    if greatest > 0:
+        tl.atomic_or(found + NONZERO + tl.load(row + ITEM), 1, sem="relaxed")
+
+
+@triton.jit
+def _tell_bad(found, most):
+    """Say so if the greatest magnitude is not finite."""
+    if most >= INFINITE:
+        tl.atomic_or(found + BAD, 1, sem="relaxed")
+
+
+@triton.jit
+def _copy(
+    row, first, messages, found, SIZE: tl.constexpr, ALIGNED: tl.constexpr, TYPE: tl.constexpr
+):
+    """Up to `SIZE` elements of a row that is not compressed, from `first` on, in fp32."""
+    to = messages + tl.load(row + AT) + 4 * first
+    many = tl.minimum(tl.load(row + COUNT) - first, SIZE).to(tl.int32)
+    most = tl.full((), 0, tl.int32)
+    for begin in range(0, many, 256):
+        at = begin + tl.arange(0, 256)
+        inside = at < many
+        greatest, c = _sum_at(row, first, at, inside, False, ALIGNED, TYPE)
+        most = tl.maximum(most, greatest)
+        word = c.to(tl.int32, bitcast=True)
+        if to.to(tl.int64) % 4 == 0:
+            tl.store(to.to(tl.pointer_type(tl.int32)) + at, word, mask=inside)
+        else:
+            for byte in tl.static_range(4):
+                tl.store(to + 4 * at + byte, (word >> (8 * byte)).to(tl.uint8), mask=inside)
+    _tell_nonzero(found, row, most)
 
 
 @triton.jit
@@ -285,37 +291,37 @@ def _take_off(c, left, values, mask, VALUE: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def _chunk(
-    x,
-    held,
-    left,
+    row,
+    first,
     places,
     values,
     bits,
-    bad,
+    found,
     count,
     k,
-    place,
     SIZE: tl.constexpr,
     WIDE: tl.constexpr,
     LANES: tl.constexpr,
     MASKED: tl.constexpr,
-    HELD: tl.constexpr,
+    HOLDS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     TYPE: tl.constexpr,
     VALUE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """The chunk of `count` elements from these pointers on, the first of which has that place."""
+    """The chunk of `count` elements of a row, from `first` on, of which k are taken."""
     at = tl.arange(0, WIDE)
     inside = at < (count if MASKED else SIZE)
     mask = inside if MASKED or SIZE != WIDE else None
-    c = _sum_of(x + at, held + at, mask, HELD, TYPE)
+    greatest, c = _sum_at(row, first, at, mask, HOLDS, ALIGNED, TYPE)
+    left = pointer(row, LEFT, tl.float32, ALIGNED) + first
     tl.store(left + at, c, mask=mask)
+    _tell_nonzero(found, row, greatest)
     key = key_of(c)
     if MASKED or SIZE != WIDE:
         key = tl.where(inside, key, -1)
     most = tl.max(key, axis=0)
-    if most >= INFINITE:
-        tl.atomic_or(bad, 1, sem="relaxed")
+    _tell_bad(found, most)
     OF_EACH: tl.constexpr = WIDE // LANES
     least, ties = _threshold(key, most, count, k, LANES if OF_EACH >= 8 else 1, OF_EACH)
     word = _shared(bits, _words_of(key > least, WIDE), WIDE)
@@ -323,235 +329,214 @@ def _chunk(
         equal = _words_of(key == least, WIDE)
         tl.debug_barrier()
         word |= _first_ones(_shared(bits, equal, WIDE), ties)
-    _list_ones(places, word, place.to(tl.int32), k, WIDE)
-    for first in range(0, k, LANES):
-        entry = first + tl.arange(0, LANES)
+    place = (tl.load(row + AT) + first).to(tl.int32)
+    _list_ones(places, word, place, k, WIDE)
+    for begin in range(0, k, LANES):
+        entry = begin + tl.arange(0, LANES)
         taken = entry < k
         # Of a chunk the differences of places are less than its size, whatever wraps around.
-        index = tl.load(places + entry, mask=taken, other=0) - place.to(tl.int32)
+        index = tl.load(places + entry, mask=taken, other=0) - place
         element = tl.load(left + index, mask=taken, other=0.0)
         _take_off(element, left + index, values + entry, taken, VALUE, FORMAT)
 
 
-@triton.jit(do_not_specialize=["n", "k", "tail", "place"])
+@triton.jit
 def chunks_in_registers(
-    x,
-    held,
-    left,
+    rows,
+    row_of,
     places,
     values,
-    count,
+    messages,
+    found,
     bits,
-    bad,
-    n,
-    k,
-    tail,
-    place,
     SIZE: tl.constexpr,
     WIDE: tl.constexpr,
     LANES: tl.constexpr,
-    HELD: tl.constexpr,
+    NUMBER: tl.constexpr,
+    HOLDS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     TYPE: tl.constexpr,
     VALUE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """A chunk of `SIZE` elements a program; of a last one that is shorter `tail` are taken."""
-    program = tl.program_id(0).to(tl.int64)
-    first = program * SIZE
-    to = tl.load(count) + program * k
-    bits += program * (WIDE // 32)
-    if first + SIZE <= n:
-        _chunk(
-            *(x + first, held + first, left + first, places + to, values + to, bits, bad),
-            *(SIZE, k, place + first, SIZE, WIDE, LANES, False, HELD, TYPE, VALUE, FORMAT),
-        )
-    else:
-        _chunk(
-            *(x + first, held + first, left + first, places + to, values + to, bits, bad),
-            *(n - first, tail, place + first, SIZE, WIDE, LANES, True, HELD, TYPE, VALUE, FORMAT),
-        )
+    """A chunk of `SIZE` elements a program, of rows of this dtype."""
+    row, number = row_of_program(rows, row_of)
+    if tl.load(row + DTYPE) == NUMBER:
+        first = number * SIZE
+        count = tl.load(row + COUNT) - first
+        k = tl.load(row + K)
+        to = tl.load(row + ENTRY) + number * k
+        bits += tl.program_id(0).to(tl.int64) * (WIDE // 32)
+        if k == 0:
+            _copy(row, first, messages, found, SIZE, ALIGNED, TYPE)
+        elif count >= SIZE:
+            _chunk(
+                *(row, first, places + to, values + to, bits, found, SIZE, k.to(tl.int32)),
+                *(SIZE, WIDE, LANES, False, HOLDS, ALIGNED, TYPE, VALUE, FORMAT),
+            )
+        else:
+            tail = (k * count + SIZE - 1) // SIZE
+            _chunk(
+                *(row, first, places + to, values + to, bits, found, count, tail.to(tl.int32)),
+                *(SIZE, WIDE, LANES, True, HOLDS, ALIGNED, TYPE, VALUE, FORMAT),
+            )
 
 
-@triton.jit(do_not_specialize=["n", "k", "length"])
+@triton.jit
 def _begin(
-    x,
-    held,
+    rows,
     known,
-    count,
-    n,
-    k,
-    length,
     FEW: tl.constexpr,
-    HELD: tl.constexpr,
+    NUMBER: tl.constexpr,
+    HOLDS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """Set out what is known of a segment of `length` elements, of which k are wanted.
-
-    Of a last one that is shorter as many for each, rounded up.
-    """
-    segment = tl.program_id(0).to(tl.int64)
-    known += segment * KNOWN
-    at = segment * length
-    here = tl.minimum(n - at, length).to(tl.int64)
-    wanted = ((k * here + length - 1) // length).to(tl.int64)
-    least = tl.full((), -1, tl.int32)
-    guessed = (here >= 8 * FEW) & (wanted * 16 <= here) & (wanted > 0)
-    if guessed:
-        number = tl.arange(0, FEW)
-        piece = here // FEW
-        mixed = ((number + 1) * 0x1E3779B9).to(tl.uint32, bitcast=True)
-        places = at + number * piece + ((mixed.to(tl.int64) * piece) >> 32)
-        key = key_of(_sum_of(x + places, held + places, None, HELD, TYPE))
-        # Of the sample m are expected among the first k, and sqrt(m) is a deviation, about: this
-        # is four deviations more.
-        mean = (wanted * FEW // here).to(tl.int32)
-        least, _ = _searched(key, mean + mean // 4 + 16, 0, 0, FEW, tl.max(key, axis=0), True)
-        least = tl.maximum(least, 0)
-    tl.store(known + LENGTH, here)
-    tl.store(known + WANTED, wanted)
-    tl.store(known + LEAST, least.to(tl.int64))
-    tl.store(known + REACHED, tl.full((), 0, tl.int64))
-    tl.store(known + PREFIX, tl.full((), 0, tl.int64))
-    tl.store(known + FIRST, tl.load(count) + segment * k)
+    """Set out what is known of a row of this dtype."""
+    index = tl.program_id(0).to(tl.int64)
+    row = rows + index * COLUMNS
+    known += index * KNOWN
+    if tl.load(row + DTYPE) == NUMBER:
+        count = tl.load(row + COUNT)
+        wanted = tl.minimum(tl.load(row + K), count)
+        least = tl.full((), -1, tl.int32)
+        if (count >= 8 * FEW) & (wanted * 16 <= count) & (wanted > 0):
+            number = tl.arange(0, FEW)
+            piece = count // FEW
+            mixed = ((number + 1) * 0x1E3779B9).to(tl.uint32, bitcast=True)
+            at = number * piece + ((mixed.to(tl.int64) * piece) >> 32)
+            _, c = _sum_at(row, 0, at, None, HOLDS, ALIGNED, TYPE)
+            key = key_of(c)
+            # Of the sample m are expected among the first k, and sqrt(m) is a deviation, about:
+            # this is four deviations more.
+            mean = (wanted * FEW // count).to(tl.int32)
+            least, _ = _searched(key, mean + mean // 4 + 16, 0, 0, FEW, tl.max(key, axis=0), True)
+            least = tl.maximum(least, 0)
+        tl.store(known + LEAST, least.to(tl.int64))
+        tl.store(known + REACHED, tl.full((), 0, tl.int64))
+        tl.store(known + PREFIX, tl.full((), 0, tl.int64))
+        tl.store(known + WANTED, wanted)
 
 
 @triton.jit
 def _add_block(
-    x,
-    held,
-    left,
-    candidates,
-    offsets,
-    counts,
-    bits,
-    reached,
-    bad,
-    here,
-    least,
-    SIZE: tl.constexpr,
-    ROOM: tl.constexpr,
-    MASKED: tl.constexpr,
-    HELD: tl.constexpr,
-    TYPE: tl.constexpr,
-):
-    at = tl.arange(0, SIZE)
-    mask = at < here if MASKED else None
-    c = _sum_of(x + at, held + at, mask, HELD, TYPE)
-    key = key_of(c)
-    if MASKED:
-        key = tl.where(at < here, key, -1)
-    tell(bad, key)
-    tl.store(left + at, c, mask=mask)
-    if least >= 0:
-        word = _shared(bits, _words_of(key >= least, SIZE), SIZE)
-        found = _list_ones(offsets, word, 0, ROOM, SIZE)
-        tl.store(counts, found)
-        tl.atomic_add(reached, found.to(tl.int64), sem="relaxed")
-        found = tl.minimum(found, ROOM)
-        for first in range(0, found, 128):
-            entry = first + tl.arange(0, 128)
-            listed = entry < found
-            offset = tl.load(offsets + entry, mask=listed, other=0).to(tl.int32)
-            number = tl.load(left + offset, mask=listed, other=0.0)
-            tl.store(candidates + entry, number, mask=listed)
-    else:
-        tl.store(counts, ROOM + 1)
-
-
-@triton.jit(do_not_specialize=["blocks"])
-def _add(
-    x,
-    held,
-    left,
+    row,
+    first,
     candidates,
     offsets,
     counts,
     known,
     bits,
-    bad,
-    blocks,
-    STRIDE: tl.constexpr,
+    found,
+    LISTS: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
-    HELD: tl.constexpr,
+    MASKED: tl.constexpr,
+    HOLDS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """left = x + held, and each block's candidates; `blocks` to a segment.
+    at = tl.arange(0, SIZE)
+    inside = at < tl.load(row + COUNT) - first
+    mask = inside if MASKED else None
+    greatest, c = _sum_at(row, first, at, mask, HOLDS, ALIGNED, TYPE)
+    left = pointer(row, LEFT, tl.float32, ALIGNED) + first
+    tl.store(left + at, c, mask=mask)
+    _tell_nonzero(found, row, greatest)
+    key = key_of(c)
+    if MASKED:
+        key = tl.where(inside, key, -1)
+    _tell_bad(found, tl.max(key, axis=0))
+    if LISTS:
+        least = tl.load(known + LEAST).to(tl.int32)
+        if least >= 0:
+            listed = _shared(bits, _words_of(key >= least, SIZE), SIZE)
+            many = _list_ones(offsets, listed, 0, ROOM, SIZE)
+            tl.store(counts, many)
+            tl.atomic_add(known + REACHED, many.to(tl.int64), sem="relaxed")
+            many = tl.minimum(many, ROOM)
+            for begin in range(0, many, 128):
+                entry = begin + tl.arange(0, 128)
+                mine = entry < many
+                offset = tl.load(offsets + entry, mask=mine, other=0).to(tl.int32)
+                number = tl.load(left + offset, mask=mine, other=0.0)
+                tl.store(candidates + entry, number, mask=mine)
+        else:
+            tl.store(counts, ROOM + 1)
 
-    Segments begin `STRIDE` elements apart; it is 0 where there is one.
-    """
-    program = tl.program_id(0).to(tl.int64)
-    segment = program // blocks
-    known += segment * KNOWN
-    start = (program - segment * blocks) * SIZE
-    here = tl.load(known + LENGTH) - start
-    least = tl.load(known + LEAST).to(tl.int32)
-    first = segment * STRIDE + start
-    candidates += program * ROOM
-    offsets += program * ROOM
-    counts += program
-    bits += program * (SIZE // 32)
-    if here >= SIZE:
-        _add_block(
-            *(
-                x + first,
-                held + first,
-                left + first,
-                candidates,
-                offsets,
-                counts,
-                bits,
-                known + REACHED,
-                bad,
-            ),
-            *(SIZE, least, SIZE, ROOM, False, HELD, TYPE),
-        )
-    else:
-        _add_block(
-            *(
-                x + first,
-                held + first,
-                left + first,
-                candidates,
-                offsets,
-                counts,
-                bits,
-                known + REACHED,
-                bad,
-            ),
-            *(here, least, SIZE, ROOM, True, HELD, TYPE),
-        )
+
+@triton.jit
+def _add(
+    rows,
+    row_of,
+    candidates,
+    offsets,
+    counts,
+    known,
+    bits,
+    messages,
+    found,
+    LISTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROOM: tl.constexpr,
+    NUMBER: tl.constexpr,
+    HOLDS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """left = x + held of rows of this dtype, and with `LISTS` each block's candidates."""
+    row, number = row_of_program(rows, row_of)
+    if tl.load(row + DTYPE) == NUMBER:
+        program = tl.program_id(0).to(tl.int64)
+        first = number * SIZE
+        known += tl.load(row_of + program).to(tl.int64) * KNOWN
+        candidates += program * ROOM
+        offsets += program * ROOM
+        counts += program
+        bits += program * (SIZE // 32)
+        if tl.load(row + K) == 0:
+            _copy(row, first, messages, found, SIZE, ALIGNED, TYPE)
+        elif first + SIZE <= tl.load(row + COUNT):
+            _add_block(
+                *(row, first, candidates, offsets, counts, known, bits, found),
+                *(LISTS, SIZE, ROOM, False, HOLDS, ALIGNED, TYPE),
+            )
+        else:
+            _add_block(
+                *(row, first, candidates, offsets, counts, known, bits, found),
+                *(LISTS, SIZE, ROOM, True, HOLDS, ALIGNED, TYPE),
+            )
 
 
 @triton.jit
 def _source(
-    left,
+    row,
+    number,
     candidates,
     counts,
     known,
-    blocks,
-    STRIDE: tl.constexpr,
+    LISTED: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     """What of this program's block is read: (how many candidates, how many numbers, where).
 
-    And its segment, and where it begins in that. Candidates are none where elements are read.
+    Candidates are none where elements are read.
     """
-    program = tl.program_id(0).to(tl.int64)
-    segment = program // blocks
-    start = (program - segment * blocks) * SIZE
-    known += segment * KNOWN
-    many = tl.minimum(tl.load(known + LENGTH) - start, SIZE).to(tl.int32)
-    numbers = left + segment * STRIDE + start
+    start = number * SIZE
+    many = tl.minimum(tl.load(row + COUNT) - start, SIZE).to(tl.int32)
+    numbers = pointer(row, LEFT, tl.float32, ALIGNED) + start
     listed = tl.full((), 0, tl.int32)
-    if tl.load(known + REACHED) >= tl.load(known + WANTED):
+    if LISTED:
+        program = tl.program_id(0).to(tl.int64)
+        reached = tl.load(known + REACHED) >= tl.load(known + WANTED)
         found = tl.load(counts + program)
-        if found <= ROOM:
+        if reached & (found <= ROOM):
             listed = found
             many = found
             numbers = candidates + program * ROOM
-    return listed, many, numbers, segment, start
+    return listed, many, numbers
 
 
 @triton.jit
@@ -574,214 +559,325 @@ def _count_in(
             tl.atomic_add(bins + bin, 1, mask=inside, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["blocks"])
-def _count_bins(
-    left,
-    candidates,
-    counts,
-    known,
-    bins,
-    blocks,
-    ROUND: tl.constexpr,
-    SHIFT: tl.constexpr,
-    BITS: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROOM: tl.constexpr,
-    COPIES: tl.constexpr,
-    BINS: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """A round of histograms: those of a segment have `COPIES` copies of int32."""
-    _, many, numbers, segment, start = _source(
-        left, candidates, counts, known, blocks, STRIDE, SIZE, ROOM
-    )
-    bins += (segment * COPIES + (start // SIZE) % COPIES) * BINS
-    prefix = tl.load(known + segment * KNOWN + PREFIX + ROUND).to(tl.int32)
-    _count_in(bins, numbers, many, prefix, SHIFT, BITS, TILE)
+@triton.jit
+def _counts_of(words):
+    """What is counted in bins of 32 bits, which is not negative."""
+    return tl.load(words).to(tl.uint32, bitcast=True).to(tl.int64)
 
 
 @triton.jit
-def _find_bin(
-    known,
-    bins,
-    ROUND: tl.constexpr,
-    BITS: tl.constexpr,
-    COPIES: tl.constexpr,
-    BINS: tl.constexpr,
-):
-    """The bin in which the wanted elements end; bins are 0 then."""
-    segment = tl.program_id(0).to(tl.int64)
-    known += segment * KNOWN
-    bin = tl.arange(0, 1 << BITS)
-    bins += segment * (COPIES * BINS) + bin
+def _own_bins(bins, row, number, index, SIZE: tl.constexpr):
+    """(the first of a row's copies of bins, how many copies, the row's blocks)."""
+    blocks = (tl.load(row + COUNT) + SIZE - 1) // SIZE
+    # Rounded up it is one more for each row before, at most.
+    copy = tl.load(row + FIRST) // BLOCKS_OF_A_COPY + index
+    copies = tl.minimum((blocks + BLOCKS_OF_A_COPY - 1) // BLOCKS_OF_A_COPY, COPIES)
+    return bins + copy * BINS, copies, blocks
+
+
+@triton.jit
+def _collected(bins, copies, BITS: tl.constexpr):
+    """The sum of copies of bins, which are 0 then."""
+    bins += tl.arange(0, 1 << BITS)
     total = tl.zeros((1 << BITS,), tl.int64)
-    for copy in range(COPIES):
-        # What a bin of 32 bits counts is not negative.
-        total += tl.load(bins + copy * BINS).to(tl.uint32, bitcast=True).to(tl.int64)
-    for copy in range(COPIES):
+    for copy in range(copies):
+        total += _counts_of(bins + copy * BINS)
         tl.store(bins + copy * BINS, tl.zeros((1 << BITS,), tl.int32))
-    wanted = tl.load(known + WANTED + ROUND)
+    return total
+
+
+@triton.jit
+def _end_of(total, wanted, BITS: tl.constexpr):
+    """(the bin in which the wanted elements end, how many are wanted of it)."""
     above = tl.cumsum(total, axis=0, reverse=True) - total
     # Of the bins above which too few lie the lowest: all that are higher have as few above them.
     place = (1 << BITS) - tl.sum((above < wanted).to(tl.int32), axis=0)
     place = tl.minimum(place, (1 << BITS) - 1)
-    left = wanted - tl.sum(tl.where(bin == place, above, 0), axis=0)
-    tl.store(known + WANTED + ROUND + 1, left)
-    tl.store(known + PREFIX + ROUND + 1, (tl.load(known + PREFIX + ROUND) << BITS) | place)
+    bin = tl.arange(0, 1 << BITS)
+    return place, wanted - tl.sum(tl.where(bin == place, above, 0), axis=0)
 
 
-@triton.jit(do_not_specialize=["blocks"])
-def _count_selected(
-    left,
+@triton.jit
+def _count_bins(
+    rows,
+    row_of,
     candidates,
     counts,
     known,
-    above,
-    ties,
-    blocks,
-    STRIDE: tl.constexpr,
+    bins,
+    counters,
+    ROUND: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BITS: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
+    ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """How many elements of each block have a larger magnitude than the k-th, and how many its."""
-    _, many, numbers, segment, _ = _source(
-        left, candidates, counts, known, blocks, STRIDE, SIZE, ROOM
-    )
-    least = tl.load(known + segment * KNOWN + PREFIX + 3).to(tl.int32)
-    more = tl.zeros((TILE,), tl.int32)
-    equal = tl.zeros((TILE,), tl.int32)
-    for first in range(0, many, TILE):
-        at = first + tl.arange(0, TILE)
-        inside = at < many
-        key = key_of(tl.load(numbers + at, mask=inside, other=0.0))
-        more += (inside & (key > least)).to(tl.int32)
-        equal += (inside & (key == least)).to(tl.int32)
-    program = tl.program_id(0)
-    tl.store(above + program, tl.sum(more, axis=0).to(tl.int64))
-    tl.store(ties + program, tl.sum(equal, axis=0).to(tl.int64))
+    """A round of histograms, and the bin in which the wanted elements of each row end."""
+    row, number = row_of_program(rows, row_of)
+    if tl.load(row + K) != 0:
+        index = tl.load(row_of + tl.program_id(0)).to(tl.int64)
+        known += index * KNOWN
+        bins, copies, blocks = _own_bins(bins, row, number, index, SIZE)
+        _, many, numbers = _source(
+            row, number, candidates, counts, known, True, SIZE, ROOM, ALIGNED
+        )
+        prefix = tl.load(known + PREFIX + ROUND)
+        mine = bins + number % copies * BINS
+        _count_in(mine, numbers, many, prefix.to(tl.int32), SHIFT, BITS, TILE)
+        if is_last(counters + index, blocks.to(tl.int32)):
+            total = _collected(bins, copies, BITS)
+            place, left = _end_of(total, tl.load(known + WANTED + ROUND), BITS)
+            tl.store(known + WANTED + ROUND + 1, left)
+            tl.store(known + PREFIX + ROUND + 1, (prefix << BITS) | place)
 
 
-@triton.jit(do_not_specialize=["blocks", "room"])
-def _place_blocks(above, ties, known, count, blocks, room, TILE: tl.constexpr, GROWS: tl.constexpr):
-    """Make of each block's counts where its entries go, and how many ties lie before it.
+@triton.jit
+def _count_all(
+    rows,
+    row_of,
+    prefixes,
+    bins,
+    out,
+    counters,
+    SHIFT: tl.constexpr,
+    BITS: tl.constexpr,
+    SIZE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Add the histogram of each row to its bins in `out`."""
+    row, number = row_of_program(rows, row_of)
+    index = tl.load(row_of + tl.program_id(0)).to(tl.int64)
+    bins, copies, blocks = _own_bins(bins, row, number, index, SIZE)
+    _, many, numbers = _source(row, number, bins, bins, bins, False, SIZE, 0, ALIGNED)
+    prefix = tl.load(prefixes + index).to(tl.int32)
+    _count_in(bins + number % copies * BINS, numbers, many, prefix, SHIFT, BITS, SIZE)
+    if is_last(counters + index, blocks.to(tl.int32)):
+        to = out + (index << BITS) + tl.arange(0, 1 << BITS)
+        total = tl.load(to) + _collected(bins, copies, BITS).to(tl.int32)
+        tl.store(to, total)
 
-    `GROWS`: the only segment's entries are the last, and counted, if there is room for them.
-    """
-    segment = tl.program_id(0).to(tl.int64)
-    known += segment * KNOWN
-    first = tl.load(known + FIRST)
-    wanted = tl.load(known + WANTED + 3)
+
+@triton.jit
+def _place_blocks(above, ties, blocks, wanted, TILE: tl.constexpr):
+    """Make of a row's blocks' counts where their entries go in the row's, and how many ties lie
+    before each; return how many entries the row has."""
     more = tl.full((), 0, tl.int64)
     equal = tl.full((), 0, tl.int64)
     for begin in range(0, blocks, TILE):
         at = begin + tl.arange(0, TILE)
         inside = at < blocks
-        at += segment * blocks
         mine = tl.load(above + at, mask=inside, other=0)
         own_ties = tl.load(ties + at, mask=inside, other=0)
         # One scan of both counts, which are less than 2^32 in a tile: of ties in the upper half.
         both = mine | (own_ties << 32)
         through = tl.cumsum(both, axis=0)
         before = equal + (through >> 32) - own_ties
-        to = first + more + (through & 0xFFFFFFFF) - mine + tl.minimum(before, wanted)
+        to = more + (through & 0xFFFFFFFF) - mine + tl.minimum(before, wanted)
         tl.store(above + at, to, mask=inside)
         tl.store(ties + at, before, mask=inside)
         total = tl.sum(both, axis=0)
         more += total & 0xFFFFFFFF
         equal += total >> 32
-    if GROWS:
-        tl.store(count, tl.minimum(first + more + tl.minimum(equal, wanted), room))
+    return more + tl.minimum(equal, wanted)
 
 
-@triton.jit(do_not_specialize=["blocks", "place", "room"])
+@triton.jit
+def _most(row):
+    """How many entries a row has at most."""
+    return tl.minimum(tl.load(row + K), tl.load(row + COUNT))
+
+
+@triton.jit
+def _place_rows(rows, totals, count, in_all, TILE: tl.constexpr):
+    """Make of rows' numbers of entries where they begin, one behind another; and write how many
+    there are in all."""
+    entries = tl.full((), 0, tl.int64)
+    for begin in range(0, in_all, TILE):
+        at = begin + tl.arange(0, TILE)
+        inside = at < in_all
+        row = rows + at.to(tl.int64) * COLUMNS
+        some = tl.load(row + K, mask=inside, other=0) > 0
+        some &= tl.load(row + COUNT, mask=inside, other=0) > 0
+        mine = tl.load(totals + at, mask=some, other=0)
+        through = tl.cumsum(mine, axis=0)
+        tl.store(totals + at, entries + through - mine, mask=some)
+        entries += tl.sum(mine, axis=0)
+    tl.store(count, entries)
+
+
+@triton.jit(do_not_specialize=["in_all", "active"])
+def _count_selected(
+    rows,
+    row_of,
+    candidates,
+    counts,
+    known,
+    keys,
+    allowed,
+    above,
+    ties,
+    totals,
+    count,
+    counters,
+    in_all,
+    active,
+    STRIDE: tl.constexpr,
+    LISTED: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROOM: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """How many elements of each block have a larger magnitude than its row's key, and how many that
+    one; then where their entries go.
+
+    Without `LISTED` the entries of the rows, `in_all` of which `active` have some, lie one behind
+    another.
+    """
+    row, number = row_of_program(rows, row_of)
+    if tl.load(row + K) != 0:
+        program = tl.program_id(0).to(tl.int64)
+        index = tl.load(row_of + program).to(tl.int64)
+        _, many, numbers = _source(
+            row, number, candidates, counts, known + index * KNOWN, LISTED, SIZE, ROOM, ALIGNED
+        )
+        least = tl.load(keys + index * STRIDE).to(tl.int32)
+        more = tl.zeros((TILE,), tl.int32)
+        equal = tl.zeros((TILE,), tl.int32)
+        for first in range(0, many, TILE):
+            at = first + tl.arange(0, TILE)
+            inside = at < many
+            key = key_of(tl.load(numbers + at, mask=inside, other=0.0))
+            more += (inside & (key > least)).to(tl.int32)
+            equal += (inside & (key == least)).to(tl.int32)
+        tl.store(above + program, tl.sum(more, axis=0).to(tl.int64))
+        tl.store(ties + program, tl.sum(equal, axis=0).to(tl.int64))
+        blocks = ((tl.load(row + COUNT) + SIZE - 1) // SIZE).to(tl.int32)
+        if is_last(counters + index, blocks):
+            begin = program - number
+            most_ties = tl.maximum(tl.load(allowed + index * STRIDE), 0)
+            total = _place_blocks(above + begin, ties + begin, blocks, most_ties, SPAN)
+            if not LISTED:
+                tl.store(totals + index, tl.minimum(total, _most(row)))
+                if is_last(counters + in_all, active):
+                    _place_rows(rows, totals, count, in_all, SPAN)
+
+
+@triton.jit
 def _write_entries(
-    left,
+    rows,
+    row_of,
     candidates,
     offsets,
     counts,
     known,
+    keys,
+    allowed,
     above,
     ties,
+    totals,
     places,
     values,
-    blocks,
-    place,
-    room,
     STRIDE: tl.constexpr,
+    LISTED: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
+    ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
     VALUE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """Write each block's entries, where there is room for them, and take them off `left`."""
-    listed, many, numbers, segment, start = _source(
-        left, candidates, counts, known, blocks, STRIDE, SIZE, ROOM
-    )
-    program = tl.program_id(0).to(tl.int64)
-    known += segment * KNOWN
-    least = tl.load(known + PREFIX + 3).to(tl.int32)
-    wanted = tl.load(known + WANTED + 3)
-    to = tl.load(above + program)
-    ties_before = tl.load(ties + program)
-    place += segment * STRIDE + start
-    left += segment * STRIDE + start
-    for first in range(0, many, TILE):
-        at = first + tl.arange(0, TILE)
-        inside = at < many
-        c = tl.load(numbers + at, mask=inside, other=0.0)
-        tl.debug_barrier()  # other threads may store to what these have loaded
-        key = key_of(c)
-        equal = inside & (key == least)
-        before = ties_before + tl.cumsum(equal.to(tl.int32), axis=0) - equal
-        taken = (inside & (key > least)) | (equal & (before < wanted))
-        is_listed = taken & (at < listed)
-        offset = tl.load(offsets + program * ROOM + at, mask=is_listed, other=0).to(tl.int32)
-        offset = tl.where(listed > 0, offset, at)
-        through = tl.cumsum(taken.to(tl.int32), axis=0)
-        entry = to + through - 1
-        taken &= entry < room
-        tl.store(places + entry, (place + offset).to(tl.int32), mask=taken)
-        _take_off(c, left + offset, values + entry, taken, VALUE, FORMAT)
-        to += tl.max(through, axis=0)
-        ties_before += tl.sum(equal.to(tl.int32), axis=0)
+    """Write each block's entries, no more than its row may have, and take them off `left`."""
+    row, number = row_of_program(rows, row_of)
+    if tl.load(row + K) != 0:
+        program = tl.program_id(0).to(tl.int64)
+        index = tl.load(row_of + program).to(tl.int64)
+        listed, many, numbers = _source(
+            row, number, candidates, counts, known + index * KNOWN, LISTED, SIZE, ROOM, ALIGNED
+        )
+        least = tl.load(keys + index * STRIDE).to(tl.int32)
+        most_ties = tl.load(allowed + index * STRIDE)
+        to = tl.load(above + program)
+        ties_before = tl.load(ties + program)
+        begin = tl.load(row + ENTRY if LISTED else totals + index)
+        room = _most(row)
+        places += begin
+        values += begin
+        place = tl.load(row + AT) + number * SIZE
+        left = pointer(row, LEFT, tl.float32, ALIGNED) + number * SIZE
+        for first in range(0, many, TILE):
+            at = first + tl.arange(0, TILE)
+            inside = at < many
+            c = tl.load(numbers + at, mask=inside, other=0.0)
+            tl.debug_barrier()  # other threads may store to what these have loaded
+            key = key_of(c)
+            equal = inside & (key == least)
+            before = ties_before + tl.cumsum(equal.to(tl.int32), axis=0) - equal
+            taken = (inside & (key > least)) | (equal & (before < most_ties))
+            is_listed = taken & (at < listed)
+            offset = tl.load(offsets + program * ROOM + at, mask=is_listed, other=0).to(tl.int32)
+            offset = tl.where(listed > 0, offset, at)
+            through = tl.cumsum(taken.to(tl.int32), axis=0)
+            entry = to + through - 1
+            taken &= entry < room
+            tl.store(places + entry, (place + offset).to(tl.int32), mask=taken)
+            _take_off(c, left + offset, values + entry, taken, VALUE, FORMAT)
+            to += tl.max(through, axis=0)
+            ties_before += tl.sum(equal.to(tl.int32), axis=0)
 
 
-@triton.jit(do_not_specialize=["n"])
-def _add_all(x, held, left, bad, n, SIZE: tl.constexpr, HELD: tl.constexpr, TYPE: tl.constexpr):
-    """left = x + held."""
-    first = tl.program_id(0).to(tl.int64) * SIZE
-    at = tl.arange(0, SIZE)
-    if first + SIZE <= n:
-        c = _sum_of(x + first + at, held + first + at, None, HELD, TYPE)
-        tl.store(left + first + at, c)
-        tell(bad, key_of(c))
-    else:
-        inside = at < n - first
-        c = _sum_of(x + first + at, held + first + at, inside, HELD, TYPE)
-        tl.store(left + first + at, c, mask=inside)
-        tell(bad, tl.where(inside, key_of(c), 0))
-
-
-@triton.jit(do_not_specialize=["n"])
-def _count_all(
-    left,
-    bins,
-    prefix,
-    n,
-    SHIFT: tl.constexpr,
+@triton.jit(do_not_specialize=["each", "rank", "ranks", "parameters"])
+def _merge(
+    came,
+    wanted,
+    begins,
+    told,
+    each,
+    rank,
+    ranks,
+    parameters,
     BITS: tl.constexpr,
-    SIZE: tl.constexpr,
-    COPIES: tl.constexpr,
+    RANKS: tl.constexpr,
 ):
-    """Histograms of `left`: `COPIES` copies of int32."""
-    program = tl.program_id(0).to(tl.int64)
-    first = program * SIZE
-    many = tl.minimum(n - first, SIZE).to(tl.int32)
-    bins += (program % COPIES) << BITS
-    _count_in(bins, left + first, many, tl.load(prefix).to(tl.int32), SHIFT, BITS, SIZE)
+    """Of a parameter whose histograms this rank adds up: the bin, and how many of it."""
+    mine = tl.program_id(0).to(tl.int64)
+    number = rank * each + mine
+    want = tl.load(wanted + number, mask=number < parameters, other=0)
+    bins = came + (mine << BITS)
+    total = tl.zeros((1 << BITS,), tl.int64)
+    for other in range(ranks):
+        total += _counts_of(bins + ((other * each) << BITS) + tl.arange(0, 1 << BITS))
+    place, left = _end_of(total, want, BITS)
+    at = tl.arange(0, RANKS)
+    inside = at < ranks
+    there = tl.load(bins + ((at * each) << BITS) + place, mask=inside, other=0)
+    there = there.to(tl.uint32, bitcast=True).to(tl.int64)
+    begin = tl.load(begins + at * (ranks * each) + number, mask=inside, other=-1)
+    # Of those that are equal the first: what the pieces before one have comes off.
+    before = (begin[:, None] >= 0) & (begin[:, None] < begin[None, :])
+    taken = left - tl.sum(tl.where(before, there[:, None], 0), axis=0)
+    tl.store(told + mine, place.to(tl.int64))
+    tl.store(told + each + mine, left)
+    tl.store(told + (2 + at) * each + mine, tl.maximum(taken, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["each", "rank", "ranks", "parameters"])
+def _take(
+    heard, prefixes, out, each, rank, ranks, parameters, BITS: tl.constexpr, SIZE: tl.constexpr
+):
+    number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside = number < parameters
+    at = heard + number // each * ((2 + ranks) * each) + number % each
+    prefix = tl.load(prefixes + number, mask=inside, other=0) << BITS
+    tl.store(out + number, prefix | tl.load(at, mask=inside, other=0), mask=inside)
+    out += parameters
+    tl.store(out + number, tl.load(at + each, mask=inside, other=0), mask=inside)
+    out += parameters
+    tied = tl.load(at + (2 + rank) * each, mask=inside, other=0)
+    tl.store(out + number, tied, mask=inside)
 
 
 def _registers(most: int) -> dict[str, int]:
@@ -789,301 +885,390 @@ def _registers(most: int) -> dict[str, int]:
     return {} if torch.version.hip else {"maxnreg": most}
 
 
-def _sources(
-    x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor
-) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    """The pointers and constexprs of a sum."""
-    of = {"HELD": held is not None, "TYPE": name_of(x.dtype)}
-    return (words(x), left if held is None else held, left), of
+def _on(tables: Tables) -> Any:
+    """A context in which launches go to their device."""
+    return torch.accelerator.device_index(tables.device.index)
 
 
-def _formats(entries: Entries) -> dict[str, Any]:
-    dtype = entries.values.dtype
-    return {"VALUE": name_of(dtype), "FORMAT": tuple(FORMATS[dtype])}
+def _types(table: Table) -> list[dict[str, Any]]:
+    """Constexprs of the launches that read gradients: one a dtype."""
+    return [
+        {
+            **{"NUMBER": number, "TYPE": segments.DTYPES[number]},
+            **{"HOLDS": table.is_held, "ALIGNED": table.aligned},
+        }
+        for number in table.dtypes
+        if table.programs
+    ]
 
 
-def selected_of(count: int, k: int, chunk: int) -> int:
-    """Return how many are taken of a last chunk of `count` elements, if k are of each whole one."""
-    return -(-k * count // chunk)
+def _formats(values: torch.Tensor) -> dict[str, Any]:
+    return {"VALUE": name_of(values.dtype), "FORMAT": tuple(FORMATS[values.dtype])}
 
 
-def _check_sum(
-    x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor, bad: torch.Tensor
+def _blocks(table: NDArray[np.int64], size: int = BLOCK) -> NDArray[np.int64]:
+    """How many blocks each row has."""
+    return -(-table[:, segments.COUNT] // size)
+
+
+def _check_table(
+    table: NDArray[np.int64], messages: torch.Tensor, found: torch.Tensor, tables: Tables
 ) -> None:
-    check("x", x, FLOATS, 0, x.device)
-    check("held", left if held is None else held, (torch.float32,), x.numel(), x.device)
-    check("left", left, (torch.float32,), x.numel(), x.device)
-    check("bad", bad, (torch.int32,), 1, x.device)
+    """Refuse what kernels would misread, as far as a look at the table tells."""
+    if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != segments.COLUMNS:
+        raise ConfigurationError(
+            f"a table must be int64, (rows, {segments.COLUMNS}), not {table.dtype}, {table.shape}"
+        )
+    number = table[:, segments.DTYPE]
+    if ((number < 0) | (number >= len(segments.DTYPES))).any():
+        raise ConfigurationError(f"dtypes in a table must be below {len(segments.DTYPES)}")
+    copied = table[table[:, segments.K] == 0]
+    ends = copied[:, segments.AT] + 4 * copied[:, segments.COUNT]
+    check("messages", messages, (torch.uint8,), ends.max(initial=0), tables.device)
+    items = table[:, segments.ITEM].max(initial=-1) + 1
+    check("found", found, (torch.int32,), segments.NONZERO + items, tables.device)
 
 
-def add(x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor, bad: torch.Tensor) -> None:
-    """Write left = x + held, as the first step of a selection over several ranks' shards.
+def _check_entries(
+    places: torch.Tensor, values: torch.Tensor, room: int, device: torch.device
+) -> None:
+    check("places", places, (torch.int32,), room, device)
+    check("values", values, FLOATS, room, device)
+
+
+def _by_chunk(table: NDArray[np.int64], chunk: int) -> NDArray[np.int64]:
+    """A table with a row for each chunk of the compressed rows."""
+    count = table[:, segments.COUNT]
+    chunks = np.where(table[:, segments.K] == 0, 1, -(-count // chunk))
+    number = np.arange(chunks.sum()) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+    table = np.repeat(table, chunks, axis=0)
+    k = table[:, segments.K].copy()
+    first = number * chunk
+    table[:, segments.ADDRESS] += first * np.where(table[:, segments.DTYPE] == 0, 4, 2)
+    table[:, segments.HELD] += np.where(table[:, segments.HELD] == 0, 0, 4 * first)
+    table[:, segments.LEFT] += 4 * first
+    table[:, segments.AT] += first
+    table[:, segments.ENTRY] += number * k
+    here = np.minimum(table[:, segments.COUNT] - first, chunk)
+    table[:, segments.COUNT] = np.where(k == 0, table[:, segments.COUNT], here)
+    table[:, segments.K] = -(-k * here // chunk)
+    return table
+
+
+def _in_registers(
+    table: NDArray[np.int64],
+    chunk: int,
+    places: torch.Tensor,
+    values: torch.Tensor,
+    messages: torch.Tensor,
+    found: torch.Tensor,
+    tables: Tables,
+) -> None:
+    on = tables.of(table, _blocks(table, chunk))
+    wide = triton.next_power_of_2(chunk)
+    warps = max(1, wide // _OF_A_WARP)
+    bits = torch.empty(on.programs * wide // 32, dtype=torch.int32, device=tables.device)
+    for types in _types(on):
+        chunks_in_registers[on.programs,](
+            *(on.rows, on.row_of, places, words(values), messages, found, bits),
+            **{"SIZE": chunk, "WIDE": wide, "LANES": 32 * warps},
+            **{"num_warps": warps, **_registers(96)},
+            **{**types, **_formats(values), **OPTIONS},
+        )
+
+
+def _by_blocks(
+    table: NDArray[np.int64],
+    places: torch.Tensor,
+    values: torch.Tensor,
+    messages: torch.Tensor,
+    found: torch.Tensor,
+    tables: Tables,
+) -> None:
+    on = tables.of(table, _blocks(table))
+    if not on.programs:
+        return
+
+    def room(size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=tables.device)
+
+    known = room(len(table) * KNOWN.value, torch.int64)
+    candidates = room(on.programs * ROOM, torch.float32)
+    offsets = room(on.programs * ROOM, torch.int16)
+    counts = room(on.programs, torch.int32)
+    bits = room(on.programs * BLOCK // 32, torch.int32)
+    bins, counters = _workspaces(on, tables)
+    for types in _types(on):
+        _begin[len(table),](on.rows, known, FEW=SAMPLE, **types, **OPTIONS)
+        _add[on.programs,](
+            *(on.rows, on.row_of, candidates, offsets, counts, known, bits, messages, found),
+            **{"LISTS": True, "SIZE": BLOCK, "ROOM": ROOM, "num_warps": 8},
+            **{**_registers(64), **types, **OPTIONS},
+        )
+    for number, (shift, width) in enumerate(ROUNDS):
+        _count_bins[on.programs,](
+            *(on.rows, on.row_of, candidates, counts, known, bins, counters),
+            **{"ROUND": number, "SHIFT": shift, "BITS": width, "SIZE": BLOCK, "ROOM": ROOM},
+            **{"ALIGNED": on.aligned, **_FEW, **OPTIONS},
+        )
+    last = len(ROUNDS)
+    keys, allowed = known[PREFIX.value + last :], known[WANTED.value + last :]
+    constants = {"STRIDE": KNOWN.value, "LISTED": True}
+    lists = candidates, offsets, counts, known
+    _write(on, lists, keys, allowed, places, values, 0, constants, tables)
+
+
+def _workspaces(on: Table, tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bins, and counters of programs."""
+    copies = on.programs // BLOCKS_OF_A_COPY.value + len(on.rows)
+    bins = tables.workspace("bins", copies * BINS.value)
+    return bins, tables.workspace("counters", len(on.rows) + 1)
+
+
+def _write(
+    on: Table,
+    lists: tuple[torch.Tensor, ...],
+    keys: torch.Tensor,
+    allowed: torch.Tensor,
+    places: torch.Tensor,
+    values: torch.Tensor,
+    active: int,
+    constants: dict[str, Any],
+    tables: Tables,
+) -> torch.Tensor:
+    """The entries. Return how many there are, if those of `active` rows lie one behind another."""
+    in_all = len(on.rows)
+    above, ties, totals, count = (
+        torch.empty(size, dtype=torch.int64, device=tables.device)
+        for size in (on.programs, on.programs, in_all, 1)
+    )
+    candidates, offsets, counts, known = lists
+    shape = {"SIZE": BLOCK, "ROOM": ROOM, "ALIGNED": on.aligned, **_FEW, **OPTIONS}
+    _count_selected[on.programs,](
+        *(on.rows, on.row_of, candidates, counts, known, keys, allowed, above, ties, totals),
+        *(count, tables.workspace("counters", in_all + 1), in_all, active),
+        **{**constants, **shape, "SPAN": 256},
+    )
+    _write_entries[on.programs,](
+        *(on.rows, on.row_of, candidates, offsets, counts, known, keys, allowed, above, ties),
+        *(totals, places, words(values)),
+        **{**constants, **shape, **_formats(values)},
+    )
+    return count
+
+
+def sparse_add(
+    table: NDArray[np.int64], messages: torch.Tensor, found: torch.Tensor, tables: Tables
+) -> None:
+    """Write LEFT = c, the first step of a selection over several ranks' pieces.
 
     Args:
-        x, held, left, bad: as in `top_k_chunks`; nothing is taken off `left`.
+        table, messages, found, tables: as in `top_k`; nothing is taken off LEFT.
 
     Raises:
-        ConfigurationError: a tensor is not as said.
+        ConfigurationError: an argument is not as said.
     """
-    n = x.numel()
-    _check_sum(x, held, left, bad)
-    pointers, of = _sources(x, held, left)
-    if n:
-        with torch.accelerator.device_index(x.device.index):
-            _add_all[triton.cdiv(n, BLOCK),](*pointers, bad, n, SIZE=BLOCK, **of, **OPTIONS)
+    _check_table(table, messages, found, tables)
+    on = tables.of(table, _blocks(table))
+    with _on(tables):
+        for types in _types(on):
+            _add[on.programs,](
+                *(on.rows, on.row_of, found, found, found, found, found, messages, found),
+                **{"LISTS": False, "SIZE": BLOCK, "ROOM": ROOM, **types, **OPTIONS},
+            )
 
 
-def histogram(
-    left: torch.Tensor, shift: int, bits: int, prefix: torch.Tensor, bins: torch.Tensor
+def sparse_histogram(
+    table: NDArray[np.int64],
+    shift: int,
+    bits: int,
+    prefixes: torch.Tensor,
+    bins: torch.Tensor,
+    tables: Tables,
 ) -> None:
-    """Count the elements whose magnitude's bits begin with `prefix` by the bits that follow.
+    """Count elements of LEFT whose magnitude's bits begin with a prefix by those that follow.
 
     Args:
-        left: float32, contiguous.
+        table: int64, ``(rows, COLUMNS)``: COUNT and LEFT of compressed segments.
         shift: how many bits lie below those that are counted.
         bits: how many are counted, at most 11.
-        prefix: int64, ``(1,)``, of its device: the bits above.
-        bins: int64, ``(2**bits,)``, of its device; what is counted is added.
+        prefixes: int64, ``(rows,)``: the bits above.
+        bins: int32, ``(rows, 2**bits)``, the words of uint32; what is counted is added.
+        tables: of their device.
 
     Raises:
         ConfigurationError: a tensor or a number is not as said.
     """
-    n = left.numel()
     if not (1 <= bits <= 11 and 0 <= shift <= 31 - bits):
         raise ConfigurationError(f"there are no {bits} bits of a magnitude above {shift}")
-    check("left", left, (torch.float32,), 0, left.device)
-    check("prefix", prefix, (torch.int64,), 1, left.device)
-    check("bins", bins, (torch.int64,), 1 << bits, left.device)
-    if n == 0:
-        return
-    found = torch.zeros(COPIES, 1 << bits, dtype=torch.int32, device=left.device)
-    with torch.accelerator.device_index(left.device.index):
-        _count_all[triton.cdiv(n, BLOCK),](
-            left, found, prefix, n, SHIFT=shift, BITS=bits, SIZE=BLOCK, COPIES=COPIES, **OPTIONS
-        )
-    bins += (found.to(torch.int64) & 0xFFFFFFFF).sum(0)
-
-
-class _Blocks:
-    """The blocks of segments, and what is kept of them from launch to launch."""
-
-    def __init__(self, left: torch.Tensor, length: int, segments: int, known: torch.Tensor) -> None:
-        self.left, self.known, self.segments = left, known, segments
-        self.blocks = triton.cdiv(length, BLOCK)
-        self.shape = {"STRIDE": length if segments > 1 else 0, "SIZE": BLOCK, "ROOM": ROOM}
-        self.programs = segments * self.blocks
-
-        def room(size: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.empty(size, dtype=dtype, device=left.device)
-
-        self.counts = room(self.programs, torch.int32)
-        self.above, self.ties = (room(self.programs, torch.int64) for _ in range(2))
-        # A selection that is given its key has none; `add` makes room.
-        self.candidates, self.offsets = room(0, torch.float32), room(0, torch.int16)
-
-    def add(
-        self,
-        pointers: tuple[torch.Tensor, ...],
-        of: dict[str, Any],
-        bad: torch.Tensor,
-    ) -> None:
-        """The sum, and the candidates."""
-        room = self.programs * ROOM
-        self.candidates = torch.empty(room, dtype=torch.float32, device=self.left.device)
-        self.offsets = torch.empty(room, dtype=torch.int16, device=self.left.device)
-        bits = torch.empty(self.programs * BLOCK // 32, dtype=torch.int32, device=self.left.device)
-        _add[self.programs,](
-            *(*pointers, self.candidates, self.offsets, self.counts, self.known, bits, bad),
-            self.blocks,
-            **{"num_warps": 8, **_registers(64), **self.shape, **of, **OPTIONS},
-        )
-
-    def find(self) -> None:
-        """The k-th magnitude."""
-        copies = min(COPIES, triton.next_power_of_2(triton.cdiv(self.blocks, 64)))
-        bins = torch.zeros(
-            self.segments * copies * BINS, dtype=torch.int32, device=self.left.device
-        )
-        for number, (shift, bits) in enumerate(ROUNDS):
-            _count_bins[self.programs,](
-                *(self.left, self.candidates, self.counts, self.known, bins),
-                self.blocks,
-                **{"ROUND": number, "SHIFT": shift, "BITS": bits, "COPIES": copies, "BINS": BINS},
-                **{**self.shape, **_FEW, **OPTIONS},
-            )
-            _find_bin[self.segments,](
-                *(self.known, bins),
-                **{"ROUND": number, "BITS": bits, "COPIES": copies, "BINS": BINS},
-                **{"num_warps": 16 if number else 8, **OPTIONS},
+    check("prefixes", prefixes, (torch.int64,), len(table), tables.device)
+    check("bins", bins, (torch.int32,), len(table) << bits, tables.device)
+    on = tables.of(table, _blocks(table))
+    if on.programs:
+        with _on(tables):
+            copies, counters = _workspaces(on, tables)
+            _count_all[on.programs,](
+                *(on.rows, on.row_of, prefixes, copies, bins, counters),
+                **{"SHIFT": shift, "BITS": bits, "SIZE": BLOCK, "ALIGNED": on.aligned, **OPTIONS},
             )
 
-    def write(self, entries: Entries, place: int, most: int) -> None:
-        """The entries: as many, at most where there is one segment."""
-        room = entries.places.numel()
-        _count_selected[self.programs,](
-            *(self.left, self.candidates, self.counts, self.known, self.above, self.ties),
-            self.blocks,
-            **{**self.shape, **_FEW, **OPTIONS},
-        )
-        _place_blocks[self.segments,](
-            *(self.above, self.ties, self.known, entries.count, self.blocks, room),
-            **{"TILE": 2048, "GROWS": self.segments == 1, "num_warps": 16, **OPTIONS},
-        )
-        _write_entries[self.programs,](
-            *(self.left, self.candidates, self.offsets, self.counts, self.known),
-            *(self.above, self.ties, entries.places, words(entries.values)),
-            *(self.blocks, place, room),
-            **{**self.shape, **_formats(entries), **_FEW, **OPTIONS},
-        )
-        if self.segments > 1:
-            entries.count.add_(most)
 
+def sparse_select(
+    table: NDArray[np.int64],
+    keys: torch.Tensor,
+    ties: torch.Tensor,
+    places: torch.Tensor,
+    values: torch.Tensor,
+    tables: Tables,
+) -> torch.Tensor:
+    """Take of each row all with magnitude bits above its key, and the first `ties` that have these.
 
-def select(
-    left: torch.Tensor, key: torch.Tensor, ties: torch.Tensor, entries: Entries, place: int = 0
-) -> None:
-    """Take all elements with magnitude bits above `key`, and the first `ties` that have these.
-
-    All tensors are contiguous, on one device, and overlap no other.
+    Never more than min(K, COUNT) of a row, whatever key and ties are.
 
     Args:
-        left: float32, ``(n,)``; what their values leave is left of them.
-        key, ties: int64, ``(1,)``. Whatever they are, no more elements are taken than `entries`
-            have room for.
-        entries: get them, behind those that they have.
-        place: of the first element; places are counted from it.
+        table: int64, ``(rows, COLUMNS)``: COUNT, AT, K and LEFT of compressed segments; what values
+            leave is left of LEFT.
+        keys, ties: int64, ``(rows,)``.
+        places: int32, the words of uint32; those of a row are AT + index, ascending. Entries of all
+            rows lie one behind another from 0 on.
+        values: float32, float16 or bfloat16.
+        tables: of their device.
+
+    Returns:
+        How many there are in all, int64, ``(1,)``; the caller owns it.
 
     Raises:
-        ConfigurationError: a tensor is not as said, or a place is not below 2^32.
+        ConfigurationError: a tensor is not as said, or has no room.
     """
-    n = left.numel()
-    check("left", left, (torch.float32,), 0, left.device)
-    check("key", key, (torch.int64,), 1, left.device)
-    check("ties", ties, (torch.int64,), 1, left.device)
-    entries.check("entries", 0, left.device)
-    check_space(place, n)
-    if n == 0:
-        return
-    none = torch.zeros(3, dtype=torch.int64, device=left.device)
-    length = torch.full((1,), n, dtype=torch.int64, device=left.device)
-    known = torch.cat([length, none[:2] - 1, entries.count, none, key, none, ties.clamp(min=0)])
-    with torch.accelerator.device_index(left.device.index):
-        _Blocks(left, n, 1, known).write(entries, place, n)
+    check("keys", keys, (torch.int64,), len(table), tables.device)
+    check("ties", ties, (torch.int64,), len(table), tables.device)
+    most = np.minimum(table[:, segments.K], table[:, segments.COUNT])
+    _check_entries(places, values, int(most.sum()), tables.device)
+    on = tables.of(table, np.where(most > 0, _blocks(table), 0))
+    if not on.programs:
+        return torch.zeros(1, dtype=torch.int64, device=tables.device)
+    constants = {"STRIDE": 1, "LISTED": False}
+    with _on(tables):
+        active = int((most > 0).sum())
+        return _write(on, (keys,) * 4, keys, ties, places, values, active, constants, tables)
+
+
+def merge(
+    came: torch.Tensor,
+    wanted: torch.Tensor,
+    begins: NDArray[np.int64],
+    rank: int,
+    tables: Tables,
+) -> torch.Tensor:
+    """Find where the wanted elements end in the sums of ranks' histograms.
+
+    Args:
+        came: int32, ``(ranks, each, bins)``, the words of uint32: of each rank its histograms of
+            the parameters rank * each to (rank + 1) * each; those from `parameters` on are padding.
+        wanted: int64, ``(parameters,)``: how many elements of each, the largest.
+        begins: int64, ``(ranks, ranks * each)``: where each rank's piece of a parameter begins;
+            -1: it is empty.
+        rank: this one.
+        tables: of their device.
+
+    Returns:
+        int64, ``(2 + ranks, each)``, the caller's: the bin in which the wanted end; how many are
+        wanted of that one; and of these how many at most of each rank's. Of those of equal
+        magnitude the first pieces' come first.
+
+    Raises:
+        ConfigurationError: a tensor is not as said.
+    """
+    ranks, each, bins = came.shape
+    check("came", came, (torch.int32,), 0, tables.device)
+    check("wanted", wanted, (torch.int64,), 0, tables.device)
+    if begins.dtype != np.int64 or begins.shape != (ranks, ranks * each):
+        raise ConfigurationError(
+            f"begins must be int64, {(ranks, ranks * each)}, not {begins.dtype}, {begins.shape}"
+        )
+    told = torch.empty(2 + ranks, each, dtype=torch.int64, device=tables.device)
+    with _on(tables):
+        _merge[each,](
+            *(came, wanted, tables.numbers(begins), told, each, rank, ranks, len(wanted)),
+            **{"BITS": bins.bit_length() - 1, "RANKS": triton.next_power_of_2(ranks), **OPTIONS},
+        )
+    return told
+
+
+def take(
+    heard: torch.Tensor, bits: int, prefixes: torch.Tensor, rank: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Unpack what all ranks' `merge` has told.
+
+    Args:
+        heard: int64, ``(ranks, 2 + ranks, each)``.
+        bits: how many were counted.
+        prefixes: int64, ``(parameters,)``: the bits above.
+        rank: this one.
+
+    Returns:
+        Of each parameter the prefix with the bin, how many elements are wanted that have it, and
+        of this rank's how many at most: int64, ``(parameters,)`` each, rows of one tensor.
+
+    Raises:
+        ConfigurationError: a tensor is not as said.
+    """
+    ranks, _, each = heard.shape
+    many = len(prefixes)
+    check("heard", heard, (torch.int64,), many, prefixes.device)
+    check("prefixes", prefixes, (torch.int64,), 0, prefixes.device)
+    out = torch.empty(3, many, dtype=torch.int64, device=prefixes.device)
+    if many:
+        with torch.accelerator.device_index(prefixes.device.index):
+            _take[triton.cdiv(many, 128),](
+                *(heard, prefixes, out, each, rank, ranks, many),
+                **{"BITS": bits, "SIZE": 128, **OPTIONS},
+            )
+    return out[0], out[1], out[2]
 
 
 def top_k(
-    x: torch.Tensor,
-    held: torch.Tensor | None,
-    left: torch.Tensor,
-    k: int,
-    entries: Entries,
-    bad: torch.Tensor,
-    place: int = 0,
-) -> None:
-    """Take the k elements of x + held that come first, on the current stream.
-
-    All tensors are contiguous, and on the device of x.
-
-    Args:
-        x, held, left, bad, place: as in `top_k_chunks`.
-        k: how many; at most n.
-        entries: as in `top_k_chunks`.
-
-    Raises:
-        ConfigurationError: a tensor or k is not as said, or a place is not below 2^32.
-    """
-    n = x.numel()
-    _check_sum(x, held, left, bad)
-    check_space(place, n)
-    if not 0 <= k <= n:
-        raise ConfigurationError(f"{k} of {n} elements cannot be taken")
-    entries.check("entries", k, x.device)
-    if n == 0:
-        return
-    if n <= LONGEST:
-        size = triton.next_power_of_2(max(n, 64))
-        _in_registers(x, held, left, (size, k, k), k, entries, bad, place)
-    else:
-        _by_blocks(x, held, left, (n, k, k), entries, bad, place)
-
-
-def top_k_chunks(
-    x: torch.Tensor,
-    held: torch.Tensor | None,
-    left: torch.Tensor,
-    k: int,
+    table: NDArray[np.int64],
     chunk: int,
-    entries: Entries,
-    bad: torch.Tensor,
-    place: int = 0,
+    places: torch.Tensor,
+    values: torch.Tensor,
+    messages: torch.Tensor,
+    found: torch.Tensor,
+    tables: Tables,
 ) -> None:
-    """Take the k elements of x + held that come first of each chunk, on the current stream.
+    """Take the elements of c = x + held that come first, on the current stream.
 
-    Of a last chunk of m elements ``selected_of(m, k, chunk)`` are taken. All tensors are
-    contiguous, and on the device of x.
+    All tensors are contiguous, and on one device. How many launches there are does not depend on
+    the number of rows.
 
     Args:
-        x: float32, float16 or bfloat16, ``(n,)``.
-        held: float32, ``(n,)``; None: nothing is held.
-        left: float32, ``(n,)``: what is left of each. It may be x itself, and overlaps
-            nothing else.
-        k: at least one, at most the chunk.
-        chunk: elements, a multiple of 64 up to 65,536.
-        entries: get places and values, behind those that they have; with room for both.
-        bad: int32, ``(1,)``: bit 0 is set if an element of x + held is not finite; nothing is
-            cleared. All other outputs then hold anything, and `entries` as many as otherwise.
-        place: of the first element; places are counted from it.
+        table: int64, ``(rows, COLUMNS)``, see `pycollective.segments`. Rows with K 0 go to
+            messages[AT:] in fp32, and need no LEFT. LEFT may be HELD, and overlaps nothing else.
+        chunk: 0: K of each row are taken. Else K of each chunk of so many elements, a multiple of
+            64 up to 65,536, K at most; of a last one of m elements ceil(K m / chunk).
+        places: int32, the words of uint32: from ENTRY on AT + index, ascending.
+        values: float32, float16 or bfloat16: from ENTRY on what is taken off LEFT.
+        messages: uint8, flat.
+        found: int32, see `pycollective.segments`: NONZERO and BAD are set; where BAD is, all other
+            outputs hold anything.
+        tables: of their device.
 
     Raises:
-        ConfigurationError: a tensor, k or the chunk is not as said, or a place is not below 2^32.
+        ConfigurationError: the table or a tensor is not as said, or has no room.
     """
-    n = x.numel()
-    if chunk % 64 or not 0 < chunk <= 65_536:
+    _check_table(table, messages, found, tables)
+    if chunk % 64 or not 0 <= chunk <= 65_536:
         raise ConfigurationError(f"a chunk is a multiple of 64 elements up to 65536, not {chunk}")
-    if not 1 <= k <= chunk:
-        raise ConfigurationError(f"{k} of each {chunk} elements cannot be taken")
-    tail = selected_of(n % chunk, k, chunk)
-    most = n // chunk * k + tail
-    _check_sum(x, held, left, bad)
-    check_space(place, n)
-    entries.check("entries", most, x.device)
-    if n == 0:
-        return
-    if chunk <= LONGEST:
-        _in_registers(x, held, left, (chunk, k, tail), most, entries, bad, place)
-    else:
-        _by_blocks(x, held, left, (chunk, k, most), entries, bad, place)
-
-
-def _in_registers(x, held, left, of_each, most, entries, bad, place) -> None:
-    size, k, tail = of_each
-    n, wide = x.numel(), triton.next_power_of_2(size)
-    warps = max(1, wide // _OF_A_WARP)
-    bits = torch.empty(triton.cdiv(n, size) * wide // 32, dtype=torch.int32, device=x.device)
-    pointers, of = _sources(x, held, left)
-    with torch.accelerator.device_index(x.device.index):
-        chunks_in_registers[triton.cdiv(n, size),](
-            *(*pointers, entries.places, words(entries.values), entries.count, bits, bad),
-            *(n, k, tail, place),
-            **{"SIZE": size, "WIDE": wide, "LANES": 32 * warps},
-            **{"num_warps": warps, **_registers(96)},
-            **{**of, **_formats(entries), **OPTIONS},
-        )
-    entries.count.add_(most)
-
-
-def _by_blocks(x, held, left, of_each, entries, bad, place) -> None:
-    length, k, most = of_each
-    n = x.numel()
-    segments = triton.cdiv(n, length)
-    known = torch.empty(segments * KNOWN.value, dtype=torch.int64, device=x.device)
-    pointers, of = _sources(x, held, left)
-    with torch.accelerator.device_index(x.device.index):
-        _begin[segments,](
-            *(*pointers[:2], known, entries.count, n, k, length),
-            **{"FEW": SAMPLE, **of, **OPTIONS},
-        )
-        blocks = _Blocks(left, length, segments, known)
-        blocks.add(pointers, of, bad)
-        blocks.find()
-        blocks.write(entries, place, most)
+    rows = table[table[:, segments.K] > 0]
+    count, k = rows[:, segments.COUNT], rows[:, segments.K]
+    if chunk and (k > chunk).any():
+        raise ConfigurationError(f"{k.max()} of each {chunk} elements cannot be taken")
+    taken = count // chunk * k + -(-k * (count % chunk) // chunk) if chunk else k
+    room = int((rows[:, segments.ENTRY] + taken).max(initial=0))
+    _check_entries(places, values, room, tables.device)
+    with _on(tables):
+        if 0 < chunk <= LONGEST:
+            _in_registers(table, chunk, places, values, messages, found, tables)
+        else:
+            table = _by_chunk(table, chunk) if chunk else table
+            _by_blocks(table, places, values, messages, found, tables)

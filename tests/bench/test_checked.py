@@ -92,25 +92,46 @@ def test_calls_are_compared_within_a_phase(
 
 
 def test_commits_are_compared_within_a_phase() -> None:
-    def blocks(seconds: float, *phases: str) -> list[phase.Turn[float]]:
+    def rounds(*each: str) -> list[between_commits.Round]:
+        """Each round's phases of the trees, where this one takes twice as long, far 5 times."""
         return [
-            phase.Turn(seconds * (1 if each == "near" else 5), each, 0.0, each == "mixed")
-            for each in phases
+            {
+                name: phase.Turn(
+                    1e-6 * (1 + (name == "this")) * (1 if now == "near" else 5),
+                    *(now, 0.0, now == "mixed"),
+                )
+                for name, now in zip(between_commits.TREES, phases.split(), strict=True)
+            }
+            for phases in each
         ]
 
-    lines = between_commits.report(
-        {
-            "other": {"a": blocks(1e-6, "near", "far"), "b": blocks(1e-6, "near")},
-            "again": {"a": blocks(1e-6, "far", "near"), "b": blocks(1e-6, "mixed")},
-            "this": {"a": blocks(2e-6, "far", "near", "far"), "b": blocks(2e-6, "near")},
-        }
-    )
-    assert [" ".join(line.split()) for line in lines] == [
-        "a near 1.00 us again 1.00 this 2.00",
-        "a far 5.00 us again 1.00 this 2.00",
-        "b no phase with blocks of all",
-        "phases seen, in blocks: 5 near, 4 far, 1 mixed; 1 repeated, 3 dropped",
+    seen = {
+        "a": rounds("near near near", "far far far", "far far near", "near far far"),
+        "b": rounds("near mixed near", "mixed mixed mixed"),
+    }
+    assert [" ".join(str(row).split()) for row in between_commits.rows_of(seen)] == [
+        "a near 1.00 us again 1.000 this 2.000",
+        "a far 5.00 us again 1.000 this 2.000",
     ]
+    assert between_commits.phases_of(seen) == (
+        "phases seen, in blocks: 7 near, 7 far, 4 mixed; 4 repeated, 12 dropped"
+    )
+
+
+def test_commits_are_compared_round_by_round() -> None:
+    # A machine that becomes slower and slower: the medians of each tree say 1.25.
+    took = [(1.0, 1.5), (2.0, 2.5), (9.0, 18.0)]
+    seen = {
+        "a": [
+            {
+                name: phase.Turn(this if name == "this" else other, "near", 0.0, 0)
+                for name in between_commits.TREES
+            }
+            for other, this in took
+        ]
+    }
+    [row] = between_commits.rows_of(seen)
+    assert (row.rounds, row.seconds, row.again, row.this) == (3, 2.0, 1.0, 1.5)
 
 
 def test_one_call_is_compared() -> None:

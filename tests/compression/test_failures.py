@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pycollective import CollectiveMismatch, ConfigurationError
-from pycollective.compression.bucket import header_bytes
 from pycollective.compression.groups import groups_of_communicator
+from pycollective.compression.header import header_bytes
 from tests.compression.players import (
     KINDS,
     SHAPES,
@@ -62,7 +62,7 @@ def damaged(comm, kind):
 def test_a_damaged_payload_is_a_mismatch_on_every_rank(pool, kind):
     for name, text, taken, same in pool(4).call(damaged, kind):
         assert name == CollectiveMismatch.__name__
-        assert "wrong length" in text  # as rank 1 saw it
+        assert "a damaged message" in text  # as rank 1 saw it
         assert taken < SOON
         assert same
 
@@ -99,6 +99,57 @@ def test_a_damaged_length_is_a_mismatch_on_every_rank(pool, host_of, waiting, le
     for name, text, taken, same in outcomes[:waiting]:
         assert name == CollectiveMismatch.__name__
         assert f"rank 0 tells of a message of {length} bytes" in text
+        assert taken < SOON
+        assert same
+
+
+def shortened(comm):
+    """How a call ends in which a rank tells all others of a message that ends in its header."""
+    state = own(comm, (0, 1, 2, 3), "top_k")
+    across = state._feedback.groups.across
+    whole = across.all_gather
+
+    def shorten(row):
+        came = whole(row)
+        if row.nbytes == 8:
+            lengths = came.view(np.int64)
+            lengths[lengths.argmin()] = 8
+        return came
+
+    across.all_gather = shorten
+    return ends_with(lambda: state.all_reduce(gradients(1, comm.rank, 0)))
+
+
+def test_a_message_that_ends_in_its_header_is_a_mismatch(pool):
+    for name, text, _ in pool(4).call(shortened):
+        assert (name, "a message of a wrong length" in text) == (CollectiveMismatch.__name__, True)
+
+
+def lengthened(comm, host_of, way):
+    """How a call ends in which rank 2 sends messages with four bytes behind their values."""
+    shapes = {"w": (64, 120)}
+    state, out = own(comm, host_of, "top_k", shapes), np.empty(64 * 30, np.float32)
+    by_way = {
+        "all_reduce": lambda mine: state.all_reduce({"w": mine}),
+        "reduce_scatter": lambda mine: state.reduce_scatter(out, mine, "w"),
+    }
+    by_way[way](gradients(1, comm.rank, 0, shapes)["w"])
+    comm.barrier()
+    kernels = state._feedback.codec._kernels
+    pack = kernels.pack
+    if comm.rank == 2:
+        kernels.pack = lambda *given: pack(*given) + 4
+    before = digest(held_by(state))
+    found = ends_with(lambda: by_way[way](gradients(1, comm.rank, 1, shapes)["w"]))
+    return *found, digest(held_by(state)) == before
+
+
+@pytest.mark.parametrize("way", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize("host_of", [(0, 1, 2, 3), (0, 0, 1, 1)])
+def test_a_message_with_bytes_behind_its_values_is_a_mismatch(pool, host_of, way):
+    for name, text, taken, same in pool(4).call(lengthened, host_of, way):
+        assert name == CollectiveMismatch.__name__
+        assert "a damaged message" in text
         assert taken < SOON
         assert same
 
@@ -171,7 +222,8 @@ def fails_alone(comm, what):
 
     if comm.rank == 0:
         state.set_loss_scale(fail)
-        state._feedback.codec.residuals["worker"].get = fail
+        residuals = state._feedback.codec.residuals["worker"]
+        residuals.of = residuals.saved = fail
     calls = {
         "all_reduce": lambda: state.all_reduce(gradients(1, comm.rank, 1)),
         "flush": state.flush,

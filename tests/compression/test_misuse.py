@@ -148,6 +148,7 @@ def refused(comm, face):
         {"w": np.asfortranarray(w)},
         {"v": np.ones(SHAPES["v"], np.float32), "z": w},
         *([{"w": frozen}, {"w": w.tolist()}] if face == "numpy" else []),
+        *([{"w": w.astype(">f4")}] if face == "numpy" else []),  # other numbers than fp32 reads
     ]
     ends = [ends_with(lambda each=each: state.all_reduce(each)) for each in called]
     said = [text if name == ConfigurationError.__name__ else "" for name, text, _ in ends]

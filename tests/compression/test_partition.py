@@ -20,6 +20,9 @@ chunks = st.integers(1, 8).map(lambda n: 64 * n)
 class Zeros:
     """A flat gradient that is never looked at."""
 
+    address = dtype = 0
+    array = np.empty(0)
+
     def __init__(self, count: int) -> None:
         self.count = count
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pycollective.compression.header import header_bytes
+from pycollective.compression.kernels import TAIL
 from tests.compression.players import KINDS, TOPOLOGIES, ends_of, gradients
 
 COUNT = 4 << 20
@@ -19,6 +21,7 @@ class Counting:
         self._group = group
         self.rank, self.size = group.rank, group.size
         self.sent = []
+        self.abort = group.abort
 
     def all_to_all(self, rows):
         self.sent.append(rows.nbytes - rows[self.rank].nbytes)
@@ -98,3 +101,16 @@ def test_a_payload_of_a_thousandth_of_the_elements_is_a_thousand_times_smaller(p
             lengths, payloads = found[0]
             each = (lengths + payloads) / (hosts - 1)
             assert 1000 * each <= 4 * COUNT
+
+
+def not_finite(comm):
+    """What a call between hosts sends of gradients that are not finite."""
+    state, across = counted(comm, (0, 1, 2, 3), "top_k", {"w": (70, 100)})
+    assert not state.all_reduce({"w": np.full((70, 100), np.nan, np.float32)})
+    return across.sent
+
+
+def test_what_is_not_finite_sends_no_entries(pool):
+    of_places = 1  # byte, of none
+    message = header_bytes(1) + TAIL + of_places
+    assert pool(4).call(not_finite) == [[3 * 8, 3 * message]] * 4

@@ -10,7 +10,7 @@ import pytest
 
 from pycollective import ConfigurationError
 from pycollective.compression import TopKState
-from pycollective.compression.sparse import check_density
+from pycollective.compression.top_k import check_density
 from tests.compression.players import ends_of, gradients
 from tests.compression.test_payload import Counting
 

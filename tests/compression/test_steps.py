@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pycollective import ConfigurationError
-from pycollective.compression.sparse import count_of
+from pycollective.compression.top_k import count_of
 from tests.compression.players import (
     KINDS,
     TOPOLOGIES,
@@ -146,6 +146,44 @@ def test_what_is_zero_on_all_ranks_keeps_its_residual(pool, kind, host_of):
         outcomes = pool(4).call(zero_somewhere, host_of, kind, [alone])
         assert [each[:2] for each in outcomes] == [({"w": True, "v": True}, True)] * 4
         assert len({each[2] for each in outcomes}) == 1
+
+
+def cancelled(comm, kind):
+    """Whether residuals changed in a step in which the sums of w over each host were zero."""
+    state = make(comm, (0, 0, 1, 1), kind, SHAPES)
+    state.all_reduce(gradients(3, comm.rank, 0, SHAPES))
+    before = held_by(state)
+    mine = gradients(3, comm.rank // 2, 1, SHAPES)
+    mine["w"] *= 1 - 2 * (comm.rank % 2)
+    state.all_reduce(mine)
+    same = {name: same_bits(held, before[name]) for name, held in held_by(state).items()}
+    return {same[name] for name in same if name.endswith("w")}, bool(mine["w"].any())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cancels_within_each_host_is_zero_on_all(pool, kind):
+    assert pool(4).call(cancelled, kind) == [({True}, False)] * 4
+
+
+def negative_zeros(comm, host_of, scatters):
+    """The average of -0.0 on all ranks, of a parameter that is not compressed."""
+    state = make(comm, host_of, "top_k", {"w": (70, 100), "bias": (32,)})
+    bias = np.full(32, -0.0, np.float32)
+    out = np.ones(32 // comm.size, np.float32) if scatters else bias
+    with state.step():
+        if scatters:
+            state.reduce_scatter(out, bias, "bias")
+        else:
+            state.all_reduce({**gradients(3, comm.rank, 0, {"w": (70, 100)}), "bias": bias})
+    return bool((out == 0).all()), bool(np.signbit(out).all())
+
+
+@pytest.mark.parametrize(
+    ("host_of", "scatters"),
+    [((0, 1, 2, 3), False), ((0, 0, 1, 1), False), ((0, 1, 2, 3), True), (ONE_HOST, True)],
+)
+def test_negative_zeros_that_top_k_does_not_compress_keep_their_sign(pool, host_of, scatters):
+    assert pool(4).call(negative_zeros, host_of, scatters) == [(True, True)] * 4
 
 
 SCALES = [1024.0, 512.0, 512.0, 0.125, 2.0**16]

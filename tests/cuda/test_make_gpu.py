@@ -66,10 +66,12 @@ class CpuKernels:
     """Called as those of `pycollective.triton.quantize`."""
 
     @staticmethod
-    def quantize(codec, chunk, x, held, left, payload, flags):
-        flags |= not _core.quantize(codec, chunk, x, held, left, payload)
+    def quantize(*arguments):
+        _core.quantize(*arguments[:-1])
 
-    dequantize = staticmethod(_core.dequantize)
+    @staticmethod
+    def dequantize(*arguments):
+        _core.dequantize(*arguments[:-1])
 
 
 @pytest.mark.parametrize("case", quantized.CASES, ids=str)
@@ -93,20 +95,20 @@ def test_the_benchmark_of_top_k_sees_a_wrong_byte():
     assert problem.wrong() > 90
     problem.run(kernels)
     assert problem.wrong() == 0
-    problem.entries.values.view(torch.uint8)[0] ^= 1
+    problem.values.view(torch.uint8)[0] ^= 1
     assert problem.wrong() == 1
 
 
 def test_the_benchmark_of_places_sees_a_wrong_byte():
     """Its problem, on the CPU and in Triton's interpreter."""
-    kernels = module("index_packing", interpreted=True)
-    problem = sparse.Exchanging(9003, "cpu", kernels)
+    packing, sums = (module(name, interpreted=True) for name in ("index_packing", "sparse_sums"))
+    problem = sparse.Exchanging(9003, "cpu", packing)
     problem.out.zero_()
     assert problem.wrong() > 90
-    problem.write(kernels)
-    problem.decode(kernels)
+    problem.pack(packing)
+    problem.average(sums)
     assert problem.wrong() == 0
-    problem.tail[9] ^= 1
+    problem.message[40] ^= 1
     problem.out.view(torch.uint8)[0] ^= 1
     assert problem.wrong() == 2
 

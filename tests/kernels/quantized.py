@@ -6,8 +6,9 @@ import inspect
 
 import numpy as np
 
-from pycollective import _core, compression, reference
+from pycollective import _core, compression, reference, segments
 from tests.inputs import awkward, dtype_of, order_sensitive, subnormal
+from tests.kernels.segments import found_for, table_of
 
 FLOAT = np.finfo(np.float32)
 
@@ -122,26 +123,31 @@ def rounded_narrow(x, dtype):
 # --- The kernels.
 
 
-def quantize(codec, chunk, x, held=None, simd="", room=0):
+def quantize(codec, chunk, x, held=None, simd=""):
     """Payload and what is left, or None; both lie at odd places, between guards."""
     size = _core.quantized_bytes(codec, chunk, len(x))
-    payload = np.full(size + 64 + room, 0xA5, np.uint8)
-    left = np.full(len(x) + 32, 7.0, np.float32)
-    inner = slice(16, 16 + len(x))
-    good = _core.quantize(codec, chunk, x, held, left[inner], payload[33 : 33 + size + room], simd)
-    assert (payload[:33] == 0xA5).all()
-    assert (payload[33 + size :] == 0xA5).all()
-    assert (left[:16] == 7).all()
-    assert (left[16 + len(x) :] == 7).all()
-    return (payload[33 : 33 + size], left[inner]) if good else None
+    messages = np.full(size + 64, 0xA5, np.uint8)
+    room = np.full(len(x) + 32, 7.0, np.float32)
+    left, found = room[16 : 16 + len(x)], found_for(1)
+    table = table_of([{"x": x, "held": held, "left": left, "at": 33, "k": 1}])
+    _core.quantize(codec, chunk, table, messages, found, simd=simd)
+    assert (messages[:33] == 0xA5).all()
+    assert (messages[33 + size :] == 0xA5).all()
+    assert (room[:16] == 7).all()
+    assert (room[16 + len(x) :] == 7).all()
+    return None if found[segments.BAD] else (messages[33 : 33 + size], left)
 
 
 def dequantize(codec, chunk, messages, at, dtype, count, divisor=1.0, simd=""):
-    out = np.full(count + 64, 3, dtype_of(dtype))
-    _core.dequantize(codec, chunk, messages, at, out[31 : 31 + count], divisor, simd)
-    assert (out[:31] == 3).all()
-    assert (out[31 + count :] == 3).all()
-    return out[31 : 31 + count]
+    """The average, which lies between guards; whether it is finite is told as it is."""
+    room = np.full(count + 64, 3, dtype_of(dtype))
+    out, found = room[31 : 31 + count], found_for(1)
+    table = table_of([{"x": out, "at": at, "k": 1}])
+    _core.dequantize(codec, chunk, table, messages, divisor, found, simd=simd)
+    assert (room[:31] == 3).all()
+    assert (room[31 + count :] == 3).all()
+    assert found[segments.BAD] == (dtype != "float32" and not np.isfinite(out).all())
+    return out
 
 
 def spikes(dtype, count, seed):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pycollective import ConfigurationError, _core
+from pycollective import ConfigurationError, _core, segments
 from tests.inputs import read_only, same_bits
+from tests.kernels.segments import table_of
 
 
 def floats(count=100):
@@ -40,21 +41,9 @@ def as_places(array):
     return array.view(np.uint32)
 
 
-def quantize_into(x, left, payload, held=None):
-    """In one chunk of whatever the arrays have."""
-    _core.quantize("one_bit", 64, x, held, left, payload.view(np.uint8))
-
-
 # What is called with two arrays of which one is written, of 4-byte elements, and none may be the
 # other's: all else is their own.
 PAIRS = {
-    "take: left and indices": lambda a, b: _core.sparse_take(a, as_places(b), floats(len(b))),
-    "take: left and values": lambda a, b: _core.sparse_take(a, places(*range(len(b))), b),
-    "take: indices and values": lambda a, b: _core.sparse_take(floats(100), as_places(a), b),
-    "scatter: indices and out": lambda a, b: _core.sparse_scatter(
-        as_places(a), floats(len(a)), b, 1
-    ),
-    "scatter: values and out": lambda a, b: _core.sparse_scatter(places(*range(len(a))), a, b, 1),
     "sum: places and sums": lambda a, b: _core.sparse_sum(
         [places(1)], [floats(1)], as_places(a), b
     ),
@@ -70,32 +59,6 @@ PAIRS = {
     "sum: values and sums": lambda a, b: _core.sparse_sum(
         [places(*range(len(a)))], [a], as_places(floats(len(a))), b
     ),
-    "quantize: x and left": lambda a, b: quantize_into(a, b, octets(99)),
-    "quantize: x and payload": lambda a, b: quantize_into(a, floats(len(a)), b),
-    "quantize: held and left": lambda a, b: quantize_into(floats(len(a)), b, octets(99), a),
-    "quantize: held and payload": lambda a, b: quantize_into(floats(len(a)), floats(len(a)), b, a),
-    "quantize: left and payload": lambda a, b: quantize_into(floats(len(a)), a, b),
-    "dequantize: messages and out": lambda a, b: _core.dequantize(
-        "one_bit", 64, a.view(np.uint8)[None], 0, b, 1.0
-    ),
-    "add: held and left": lambda a, b: _core.sparse_add(floats(len(a)), a, b),
-    "histogram: left and bins": lambda a, b: _core.sparse_histogram(
-        a, 26, 4, 0, b[: len(b) // 32 * 32].view(np.int64)
-    ),
-    "select: left and places": lambda a, b: _core.sparse_select(a, 0, 0, as_places(b)),
-    "add: x and left": lambda a, b: _core.sparse_add(a, None, b),
-    **{
-        f"{name}: {which} and places": (lambda a, b, run=run, at=at: run(at(a), as_places(b)))
-        for name, run in {
-            "top_k": lambda gradient, out: _core.top_k(*gradient, 1, out),
-            "top_k_chunks": lambda gradient, out: _core.top_k_chunks(*gradient, 1, 64, out),
-        }.items()
-        for which, at in {
-            "x": lambda a: (a, None, floats(len(a))),
-            "held": lambda a: (floats(len(a)), a, floats(len(a))),
-            "left": lambda a: (floats(len(a)), None, a),
-        }.items()
-    },
 }
 
 
@@ -126,118 +89,159 @@ def test_packed_indices_share_nothing_with_the_indices():
     assert same_bits(before, at)
 
 
-X, HELD, LEFT, OUT = (floats(100) for _ in range(4))
-AT, BINS, VALUES, NARROW = places(1, 5), np.zeros(2, np.int64), floats(2), np.zeros(2, np.float16)
-ROOM, BYTES = places(*[0] * 100), np.zeros(99, np.uint8)
+LEFT, OUT = floats(100), floats(100)
+AT, VALUES, NARROW = places(1, 5), floats(2), np.zeros(2, np.float16)
+ROOM, BYTES = places(*[0] * 100), octets(99)
 FROZEN, FROZEN_AT = read_only(floats(100)), read_only(places(0, 0))
 
+X = floats(100)
+TABLE = table_of(
+    [
+        {"x": X, "left": LEFT, "k": 1, "at": 9, "item": 0, "entry": 0},
+        {"x": X[:30], "left": LEFT, "k": 1, "at": 30, "item": 1, "entry": 2},
+        {"x": X[:0], "left": LEFT, "k": 1, "at": 30, "item": 1, "entry": 3},
+    ]
+)
+COPIED = TABLE.copy()  # rows that are not compressed
+COPIED[:, segments.K] = 0
+
+
+def table(row, column, value, of=TABLE):
+    """The table with another number in it."""
+    changed = of.copy()
+    changed[row, column] = value
+    return changed
+
+
+FOUND = np.zeros(6, np.int32)
+NO_SEGMENT = [
+    *((column, -1) for column in (segments.DTYPE, segments.COUNT, segments.ITEM)),
+    *((column, -1) for column in (segments.AT, segments.K, segments.ENTRY)),
+    *((segments.DTYPE, 3), (segments.COUNT, 2**56 + 1), (segments.ADDRESS, 0)),
+]
+# What each function is called with; a 1-bit payload of 100 elements has 21 bytes, of 30 it has 8.
 GOOD = {
-    "quantize": {"codec": "one_bit", "chunk": 64, "x": floats(), "held": floats()}
-    | {"left": floats(), "payload": octets(4 + 8 + 4 + 5)},
-    "dequantize": {"codec": "one_bit", "chunk": 64, "messages": np.zeros((3, 30), np.uint8)}
-    | {"at": 9, "out": floats(), "divisor": 3.0},
+    _core.quantize: {"codec": "one_bit", "chunk": 64, "table": TABLE}
+    | {"messages": octets(38), "found": FOUND},
+    _core.dequantize: {"codec": "one_bit", "chunk": 64, "table": TABLE}
+    | {"messages": np.zeros((3, 38), np.uint8), "divisor": 3.0, "found": FOUND},
+    _core.top_k: {"table": TABLE, "chunk": 64, "places": places(0, 0, 0)}
+    | {"values": floats(3), "messages": octets(0), "found": FOUND},
+    _core.sparse_add: {"table": TABLE, "messages": octets(0), "found": FOUND},
+    _core.sparse_histogram: {"table": TABLE, "shift": 20, "bits": 11}
+    | {"prefixes": np.zeros(3, np.int64), "bins": np.zeros((3, 2048), np.int32)},
+    _core.sparse_select: {"table": TABLE, "keys": np.zeros(3, np.int64)}
+    | {"ties": np.ones(3, np.int64), "places": places(0, 0), "values": floats(2)},
+    _core.sparse_scatter: {"table": TABLE, "places": places(9, 2**32 - 1), "values": floats(2)}
+    | {"divisor": 1, "found": FOUND, "all_zero": octets(2)},
+    _core.fill_nan: {"table": TABLE, "found": FOUND[:4]},
+    _core.check_finite: {"table": TABLE, "found": FOUND[:4]},
 }
 
 
-def quantizing(**change):
-    return tuple({**GOOD["quantize"], **change}.values())
+def changed(function, **change):
+    return tuple({**GOOD[function], **change}.values())
 
 
-def dequantizing(**change):
-    return tuple({**GOOD["dequantize"], **change}.values())
-
-
-MESSAGES = GOOD["dequantize"]["messages"]
-
-# By function: what it is called with, and what it says.
-REFUSED = {
+# By function: what is another than what is good, and what it says.
+CHANGED = {
     _core.quantize: [
-        (quantizing(codec="two_bit"), "no codec 'two_bit'; there are one_bit and int8$"),
-        (quantizing(codec="one_bit "), "no codec 'one_bit '; there are"),
-        (quantizing(codec=""), "no codec ''"),
-        (quantizing(codec="INT8"), "no codec 'INT8'"),
-        *((quantizing(chunk=n), f"a chunk is .* not {n}") for n in (96, 65536 + 64, 0, -64)),
-        (quantizing(x=np.zeros(100)), "no quantization of float64"),
-        (quantizing(x=floats(200)[::2]), "x must be contiguous"),
-        (quantizing(held=np.zeros(100, np.float16)), "held must be of float32"),
-        (quantizing(held=floats(99)), "held must have as many elements as x: 100"),
-        (quantizing(left=np.zeros(100)), "left must be of float32"),
-        (quantizing(left=floats(101)), "left must have as many elements as x: 100"),
-        (quantizing(left=read_only(floats())), "read-only"),
-        (quantizing(payload=read_only(octets(30))), "payload.*read-only"),
-        (quantizing(payload=np.zeros(30, np.int8)), "payload must be of uint8"),
-        (quantizing(payload=octets(20)), "payload must have room for 21"),
-        (quantizing(simd="avx1024"), "no SIMD level"),
+        ({"codec": "two_bit"}, "no codec 'two_bit'; there are one_bit and int8$"),
+        ({"codec": "one_bit "}, "no codec 'one_bit '; there are"),
+        ({"codec": ""}, "no codec ''"),
+        ({"codec": "INT8"}, "no codec 'INT8'"),
+        *(({"chunk": n}, f"a chunk is .* not {n}") for n in (96, 65536 + 64, 0, -64)),
+        ({"messages": octets(37)}, "row 1 of table is of bytes that messages do not have"),
+        ({"messages": octets(29)}, "row 0 of table is of bytes"),
+        ({"table": table(2, segments.AT, 39)}, "row 2 of table is of bytes"),
+        ({"table": table(1, segments.K, 0), "messages": octets(149)}, "row 1 of table is of byt"),
+        ({"messages": np.zeros(38, np.int8)}, "messages must be of uint8"),
+        ({"messages": read_only(octets(38))}, "messages.*read-only"),
+        ({"found": FOUND[:5]}, "row 1 of table is of an item for which found has no word"),
+        ({"zero_at": 5}, "row 1 of table is of an item for which found has no word"),
+        ({"zero_at": 7}, "row 0 of table is of an item for which found has no word"),
+        ({"zero_at": -1}, "zero_at"),
+        ({"zero_at": 0, "simd": "avx1024"}, "no SIMD level"),
     ],
     _core.dequantize: [
-        (dequantizing(codec="int4"), "no codec"),
-        (dequantizing(chunk=1), "a chunk"),
-        (dequantizing(messages=MESSAGES.view(np.int8)), "messages must be of uint8"),
-        (dequantizing(messages=MESSAGES[:, :29]), "messages must be contiguous"),
-        (dequantizing(messages=MESSAGES[0]), "a row for each rank"),
-        (dequantizing(messages=MESSAGES[:0]), "1 to 32768"),
-        (dequantizing(messages=np.zeros((32769, 21), np.uint8), at=0), "rank, 1 to 32768"),
-        (dequantizing(at=10), "30 bytes do not hold 21 from byte 10 on"),
-        (dequantizing(at=-1), "from byte -1"),
-        (dequantizing(at=31, out=floats(0)), "from byte 31"),
-        (dequantizing(out=np.zeros(100, np.int32)), "no quantization of int32"),
-        (dequantizing(out=floats(200)[::2]), "out must be contiguous"),
-        (dequantizing(out=read_only(floats())), "read-only"),
-        (dequantizing(divisor=0.0), "divisor"),
-        (dequantizing(divisor=1e39), "a finite"),
-        (dequantizing(divisor=float("nan")), "above 0"),
+        ({"codec": "int4"}, "no codec"),
+        ({"chunk": 1}, "a chunk"),
+        ({"messages": np.zeros((3, 38), np.int8)}, "messages must be of uint8"),
+        ({"messages": np.zeros((3, 39), np.uint8)[:, :38]}, "messages must be contiguous"),
+        ({"messages": octets(38)}, "a row for each rank"),
+        ({"messages": np.zeros((0, 38), np.uint8)}, "1 to 32768"),
+        ({"messages": np.zeros((32769, 38), np.uint8)}, "rank, 1 to 32768"),
+        ({"messages": np.zeros((3, 37), np.uint8)}, "row 1 of table is of bytes that messages"),
+        ({"table": table(2, segments.AT, 39)}, "row 2 of table is of bytes that messages"),
+        ({"table": COPIED}, "row 0 of table is of bytes that messages"),
+        ({"zero_at": 5}, "row 1 of table is of an item for which found has no word"),
+        ({"zero_at": -1}, "zero_at"),
+        *(({"divisor": by}, "a finite fp32 above 0") for by in (0.0, -1.0, 0.1, 1e39, np.nan)),
     ],
+    _core.top_k: [
+        *(({"chunk": n}, f"a chunk is .* not {n}") for n in (96, 65536 + 64, -64)),
+        ({"table": table(0, segments.K, 65)}, "row 0 of table is of more than all of a chunk"),
+        ({"places": places(0, 0), "values": floats(2)}, "row 1 of table is of entries"),
+        ({"table": table(2, segments.ENTRY, 4)}, "row 2 of table is of entries that places"),
+        ({"table": table(0, segments.ENTRY, 2)}, "row 0 of table is of entries"),
+        ({"values": floats(2)}, "values must have as many elements as places"),
+        ({"values": np.zeros(3)}, "values must be of float32, float16 or bfloat16, not float64"),
+        ({"places": np.zeros(3, np.int64)}, "places must be of uint32"),
+        ({"places": read_only(places(0, 0, 0))}, "read-only"),
+        ({"values": read_only(floats(3))}, "read-only"),
+        ({"table": table(0, segments.AT, 2**32 - 100)}, "row 0 of table is of 2..32 places"),
+        ({"table": COPIED}, "row 0 of table is of bytes that messages"),
+        ({"table": COPIED, "messages": octets(408)}, "row 0 of table is of bytes that messages"),
+        ({"found": FOUND[:5]}, "row 1 of table is of an item for which found has no word"),
+    ],
+    _core.sparse_add: [
+        ({"table": COPIED}, "row 0 of table is of bytes that messages"),
+        ({"table": table(0, segments.AT, 2**32 - 100)}, "row 0 of table is of 2..32 places"),
+        ({"messages": np.zeros(0, np.int8)}, "messages must be of uint8"),
+        ({"found": FOUND[:5]}, "row 1 of table is of an item for which found has no word"),
+    ],
+    _core.sparse_histogram: [
+        *(
+            ({"shift": shift, "bits": bits}, "shift")
+            for shift, bits in ((-1, 11), (0, 0), (21, 11), (2**31 - 1, 11))
+        ),
+        ({"bits": 10}, "bins must have"),
+        ({"bins": np.zeros((3, 2048), np.int64)}, "bins must be of int32"),
+        ({"bins": read_only(np.zeros((3, 2048), np.int32))}, "read-only"),
+        ({"table": table(0, segments.AT, 2**32 - 100)}, "row 0 of table is of 2..32 places"),
+        ({"prefixes": np.zeros(2, np.int64)}, "prefixes must have one for each row"),
+        ({"prefixes": np.zeros(3, np.int32)}, "prefixes must be of int64"),
+        *(({"prefixes": np.array([0, 0, n])}, "prefixes must be 0 to") for n in (-1, 2**31)),
+    ],
+    _core.sparse_select: [
+        ({"keys": np.zeros(2, np.int64)}, "keys must have one for each row"),
+        ({"ties": np.zeros(4, np.int64)}, "ties must have one for each row"),
+        *(({"keys": np.array([0, 0, n])}, "keys must be 0 to") for n in (-1, 2**31)),
+        ({"ties": np.array([0, 0, -1])}, "ties must be 0 to"),
+        ({"places": places(0), "values": floats(1)}, "places must have room for 2"),
+        ({"values": floats(1)}, "values must have as many elements as places"),
+        ({"table": table(0, segments.AT, 2**32 - 100)}, "row 0 of table is of 2..32 places"),
+        ({"places": FROZEN_AT}, "read-only"),
+    ],
+    _core.sparse_scatter: [
+        ({"places": places(9, 9)}, "places must ascend strictly"),
+        ({"places": places(9, 8)}, "places must ascend strictly"),
+        ({"values": floats(1)}, "values must have as many elements as places"),
+        ({"values": np.zeros(2, np.float16)}, "values must be of float32"),
+        ({"all_zero": octets(1)}, "row 1 of table is of an item that all_zero does not have"),
+        ({"all_zero": np.zeros(2, np.int8)}, "all_zero must be of uint8"),
+        *(({"divisor": by}, "a finite fp32 above 0") for by in (0, -1, np.nan, 0.1, np.inf)),
+    ],
+    _core.fill_nan: [],
+    _core.check_finite: [],
+}
+
+REFUSED = {
     _core.quantized_bytes: [
         (("int8", 100, 1), "a chunk"),
         (("int8", 64, -1), "no array"),
         (("int8", 64, 2**63 - 1), "no array has 9"),
         (("one_bit", 64, 2**57), "no array has 1"),
-    ],
-    _core.top_k: [
-        ((X, LEFT, LEFT, 1, ROOM), "overlap held"),
-        ((OUT[:99], None, OUT[1:], 1, ROOM), "overlap x"),
-        ((X, HELD[:99], LEFT, 1, ROOM), "as many elements"),
-        ((X, HELD, LEFT[:99], 1, ROOM), "as many elements"),
-        ((X, HELD, FROZEN, 1, ROOM), "read-only"),
-        ((X, None, LEFT, 2, FROZEN_AT), "read-only"),
-        ((floats(200)[::2], HELD, LEFT, 1, ROOM), "contiguous"),
-        ((X, HELD, LEFT.astype(np.float16), 1, ROOM), "float32"),
-        ((X.astype(np.float64), HELD, LEFT, 1, ROOM), "float32"),
-        ((X, HELD, LEFT, 1, ROOM.astype(np.int64)), "uint32"),
-        ((X, HELD, LEFT, 11, ROOM[:10]), "room for 11"),
-        ((X, HELD, LEFT, 101, ROOM), "k must be"),
-        ((X, HELD, LEFT, -1, ROOM), "k must be"),
-        ((X, HELD, LEFT, 1, ROOM, "none"), "no SIMD level"),
-    ],
-    _core.top_k_chunks: [
-        ((X, HELD, LEFT, 2, 64, ROOM[:2]), "room for 4"),
-        ((X, HELD, LEFT, 0, 64, ROOM), "k must be"),
-        ((X, HELD, LEFT, 65, 64, ROOM), "k must be"),
-        *(((X, HELD, LEFT, 1, chunk, ROOM), "chunk must be") for chunk in (0, 63, -64, 65_600)),
-        ((X, None, LEFT, 1, 64, FROZEN_AT), "read-only"),
-    ],
-    _core.sparse_add: [((X, None, FROZEN), "read-only")],
-    _core.sparse_histogram: [
-        *(
-            ((LEFT, shift, bits, 0, np.zeros(2048, np.int64)), "shift")
-            for shift, bits in ((-1, 11), (0, 0), (21, 11), (2**31 - 1, 11))
-        ),
-        ((LEFT, 20, 10, 0, np.zeros(2048, np.int64)), "bins"),
-        *(((X, 0, 1, prefix, BINS), "prefix must be") for prefix in (-1, 2**31, 2**32)),
-        ((X, 0, 1, 0, read_only(np.zeros(2, np.int64))), "read-only"),
-    ],
-    _core.sparse_select: [
-        ((LEFT, 1 << 31, 0, ROOM), "key"),
-        ((LEFT, 0, -1, ROOM), "ties"),
-        ((X, 1, 1, FROZEN_AT), "read-only"),
-    ],
-    _core.sparse_take: [
-        ((LEFT, places(100), OUT[:1]), "below 100"),
-        ((LEFT, ROOM[:2], OUT[:1]), "as many"),
-        ((OUT, AT, floats(3)), "as many elements"),
-        ((floats(5), AT, VALUES), "below 5"),
-        ((FROZEN, AT, VALUES), "read-only"),
-        ((X, AT, read_only(floats(2))), "read-only"),
     ],
     _core.pack_indices: [
         ((places(1), 2**32 + 1, BYTES), "size must be"),
@@ -266,14 +270,6 @@ REFUSED = {
         (([AT], [VALUES], FROZEN_AT, floats(2)), "read-only"),
         (([AT], [VALUES], ROOM[:2], read_only(floats(2))), "read-only"),
     ],
-    _core.sparse_scatter: [
-        ((places(0, 0), OUT[:2], LEFT, 1), "ascend"),
-        ((places(100), OUT[:1], LEFT, 1), "below 100"),
-        ((AT, floats(1), OUT, 1), "as many elements"),
-        ((AT, VALUES, floats(5), 1), "below 5"),
-        *(((AT[:1], OUT[:1], LEFT, divisor), "divisor") for divisor in (0, -1, np.nan, 0.1)),
-        ((AT, VALUES, FROZEN, 1), "read-only"),
-    ],
 }
 
 
@@ -284,11 +280,74 @@ def test_what_cannot_be_right_is_refused(function):
 
 
 def test_what_is_just_right_is_taken():
-    _core.quantize(*quantizing())
-    _core.dequantize(*dequantizing())
     _core.sparse_sum([AT], [VALUES], places(0, 0), floats(2))
     _core.sparse_sum([AT, AT], [NARROW, NARROW], places(0, 0, 0, 0), floats(4))
-    _core.sparse_scatter(AT, VALUES, floats(6), 1)
-    _core.sparse_take(floats(6), AT, floats(2))
-    _core.sparse_histogram(X, 0, 1, 2**31 - 1, np.zeros(2, np.int64))
     assert _core.pack_indices_bound(10, 2**32) > 0
+
+
+@pytest.mark.parametrize("function", GOOD, ids=lambda function: function.__name__)
+def test_tables_that_cannot_be_are_refused(function):
+    """What is just right is taken, and so is a table without rows."""
+    function(*changed(function))
+    none = {"prefixes": np.zeros(0, np.int64), "bins": np.zeros(0, np.int32)}
+    none |= {"keys": none["prefixes"], "ties": none["prefixes"], "table": TABLE[:0]}
+    function(*changed(function, **{name: none[name] for name in none.keys() & GOOD[function]}))
+    for column, value in NO_SEGMENT:
+        refused(
+            "row 1 of table is no segment",
+            function,
+            *changed(function, table=table(1, column, value)),
+        )
+    for wrong, match in (
+        (TABLE[:, :-1].copy(), "table must have 9 columns"),
+        (TABLE.reshape(-1), "table must have 9 columns"),
+        (TABLE[::2], "table must be contiguous"),
+        (TABLE.astype(np.int32), "table must be of int64"),
+    ):
+        refused(match, function, *changed(function, table=wrong))
+    for found, match in (
+        (
+            (FOUND[:3], "found must have room for 4"),
+            (FOUND.astype(np.int64), "found must be of int32"),
+            (read_only(FOUND.copy()), "read-only"),
+        )
+        if "found" in GOOD[function]
+        else ()
+    ):
+        refused(match, function, *changed(function, found=found))
+    for change, match in CHANGED[function]:
+        with pytest.raises(ConfigurationError, match=match):
+            function(**{**GOOD[function], **change})
+
+
+def test_what_is_just_right_of_other_ways_is_taken():
+    """Words and bytes from which one is taken away above."""
+    quantize, dequantize, top_k = _core.quantize, _core.dequantize, _core.top_k
+    quantize(**{**GOOD[quantize], "zero_at": 4})
+    quantize(*changed(quantize, table=table(1, segments.K, 0), messages=octets(150)))
+    quantize(*changed(quantize, table=table(2, segments.AT, 38)))
+    dequantize(**{**GOOD[dequantize], "zero_at": 4})
+    dequantize(*changed(dequantize, table=table(2, segments.AT, 38)))
+    dequantize(*changed(dequantize, table=COPIED, messages=np.zeros((1, 409), np.uint8)))
+    top_k(*changed(top_k, table=table(2, segments.ENTRY, 3)))
+    top_k(*changed(top_k, table=table(0, segments.AT, 2**32 - 101)))
+    for function in (top_k, _core.sparse_add):
+        function(*changed(function, table=COPIED, messages=octets(409)))
+    few = table_of([{"x": X[:n], "item": n} for n in range(9)])
+    words = np.zeros(20, np.int32)
+    bits = np.zeros((2, 25), np.uint8), np.zeros((2, 26), np.uint8)
+    few[:, [segments.COUNT, segments.AT]] = 0
+    refused(
+        "row 8 of table is of an item for which messages have no bit",
+        dequantize,
+        "int8",
+        64,
+        few,
+        bits[0],
+        1.0,
+        words,
+        9,
+    )
+    dequantize("int8", 64, few, bits[1], 1.0, words, 9)
+    histogram = _core.sparse_histogram
+    histogram(*changed(histogram, prefixes=np.full(3, 2**31 - 1)))

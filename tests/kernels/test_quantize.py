@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycollective import _core, compression, reference
+from pycollective import _core, compression, reference, segments
 from tests.float_environment import flushes, flushing, needs_flushing
 from tests.inputs import dtype_of, order_sensitive, same_bits, subnormal
 from tests.kernels.quantized import (
@@ -27,6 +27,7 @@ from tests.kernels.quantized import (
     sum_of,
     usual_chunk,
 )
+from tests.kernels.segments import found_for, table_of
 
 LEVELS = _core.simd_levels()
 TYPES = ["float16", "bfloat16", "float32"]
@@ -100,8 +101,10 @@ def test_large_arrays_at_any_place(dtype, offset, codec):
     for level in LEVELS:
         room = np.full(count + 64, 7, np.float32)
         start = (-room.ctypes.data // 4) % 16 + offset  # so far behind a line's first byte
-        got = np.empty(len(payload), np.uint8)
-        assert _core.quantize(codec, chunk, x, held, room[start : start + count], got, level)
+        got, found = np.empty(len(payload), np.uint8), found_for(1)
+        table = table_of([{"x": x, "held": held, "left": room[start : start + count], "k": 1}])
+        _core.quantize(codec, chunk, table, got, found, simd=level)
+        assert found[segments.BAD] == 0
         assert same_bits(got, payload)
         assert same_bits(room[start : start + count], left)
         assert (room[:start] == 7).all()
@@ -111,7 +114,8 @@ def test_large_arrays_at_any_place(dtype, offset, codec):
         room = np.full(count + 128, 7, dtype_of(dtype))
         start = (-room.ctypes.data // room.itemsize) % (64 // room.itemsize)
         out = room[start : start + count]
-        _core.dequantize(codec, chunk, payload[None], 0, out, 1.0, level)
+        table = table_of([{"x": out, "k": 1}])
+        _core.dequantize(codec, chunk, table, payload[None], 1.0, found, simd=level)
         assert same_bits(out, total)
         assert (room[:start] == 7).all()
         assert (room[start + count :] == 7).all()

@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pycollective import ConfigurationError, _core
+from pycollective import _core, segments
 from tests.float_environment import flushing, needs_flushing
 from tests.inputs import dtype_of, same_bits
+from tests.kernels.segments import found_for, table_of
 
 LEVELS = _core.simd_levels()
 TYPES = ["float16", "bfloat16", "float32"]
@@ -90,10 +91,44 @@ def subnormals(count, seed=0):
     return (bits | random.integers(0, 2, count, np.uint32) << np.uint32(31)).view(np.float32)
 
 
-def run_top_k(x, held, k, simd):
-    left = np.full(x.shape, np.nan, np.float32)
-    indices = np.zeros(k, np.uint32)
-    return _core.top_k(x, held, left, k, indices, simd), left, indices
+NO_MESSAGES = np.zeros(0, np.uint8)
+
+
+def rounded(c, dtype):
+    """To nearest even, never past the largest finite number."""
+    return np.clip(c, -LARGEST[dtype], LARGEST[dtype]).astype(dtype_of(dtype))
+
+
+def taken(c, places, dtype="float32"):
+    """The values at some places, and what is left."""
+    values, left = rounded(c[places], dtype), c.copy()
+    left[places] -= values.astype(np.float32)
+    return values, left
+
+
+def entries(count, dtype="float32"):
+    return np.zeros(count, np.uint32), np.zeros(count, dtype_of(dtype))
+
+
+def run_top_k(x, held, k, simd, chunk=0, many=None):
+    """Places, values and what is left; None if an element is not finite."""
+    left, found = np.full(x.shape, np.nan, np.float32), found_for(1)
+    places, values = entries(k if many is None else many)
+    table = table_of([{"x": x, "held": held, "left": left, "k": k}])
+    _core.top_k(table, chunk, places, values, NO_MESSAGES, found, simd)
+    return None if found[segments.BAD] else (places, values, left)
+
+
+def sum_is_finite(x, held, left, simd):
+    found = found_for(1)
+    table = table_of([{"x": x, "held": held, "left": left, "k": 1}])
+    _core.sparse_add(table, NO_MESSAGES, found, simd)
+    return not found[segments.BAD]
+
+
+def same_taken(got, c, want):
+    values, left = taken(c, want)
+    return same_bits(got[0], want) and same_bits(got[1], values) and same_bits(got[2], left)
 
 
 def check_top_k(x, held, *ks):
@@ -102,20 +137,14 @@ def check_top_k(x, held, *ks):
     for k in ks:
         want = np.sort(order[:k])
         for simd in LEVELS:
-            found, left, indices = run_top_k(x, held, k, simd)
-            assert found == k
-            assert same_bits(left, c), simd
-            assert same_bits(indices, want), simd
+            assert same_taken(run_top_k(x, held, k, simd), c, want), simd
 
 
 def check_top_k_chunks(x, held, k, chunk):
     c = x.astype(np.float32) if held is None else x.astype(np.float32) + held
     want = first_of_chunks(c, k, chunk)
     for simd in LEVELS:
-        left, indices = np.full(x.shape, np.nan, np.float32), np.zeros(len(want), np.uint32)
-        assert _core.top_k_chunks(x, held, left, k, chunk, indices, simd) == len(want)
-        assert same_bits(left, c), simd
-        assert same_bits(indices, want), simd
+        assert same_taken(run_top_k(x, held, k, simd, chunk, len(want)), c, want), simd
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -125,7 +154,8 @@ def test_top_k(kind, dtype):
         x = make(kind, dtype, count)
         held = make(kind, "float32", count, seed=1) if count % 2 else None
         with np.errstate(all="ignore"):
-            check_top_k(x, held, *{1, min(count, 3), *(count // n for n in (100, 10, 2, 1))})
+            ks = {1, min(count, 3), *(count // n for n in (100, 10, 2, 1))}
+            check_top_k(x, held, *(ks - {0}))
 
 
 @pytest.mark.parametrize("kind", INPUTS)
@@ -160,22 +190,23 @@ def test_arrays_begin_at_any_byte_and_end_around_a_vector(offset):
     """Large enough for stores past the caches, too; nothing around what is written changes."""
     for count in [*range(1, 70), 1000, 1_050_007]:
         x, held = make("gaussian", "float32", count), make("gaussian", "float32", count, seed=1)
-        k = max(1, count // 100)
         want = x + held
         sources = at_byte(offset, x)[0], at_byte(offset, held)[0]
         for simd in LEVELS:
-            left, *around_left = at_byte(offset, np.zeros(count, np.float32))
-            indices, *around = at_byte(offset, np.zeros(k, np.uint32))
-            chunks, *around_chunks = at_byte(offset, np.zeros(-(-count // 64), np.uint32))
-            assert _core.top_k(*sources, left, k, indices, simd) == k
+            hundredth = max(1, count // 100)
+            for k, chunk, many in [(hundredth, 0, hundredth), (1, 64, -(-count // 64))]:
+                left, *around_left = at_byte(offset, np.zeros(count, np.float32))
+                places, *around_places = at_byte(offset, np.zeros(many, np.uint32))
+                values, *around_values = at_byte(offset, np.zeros(many, np.float32))
+                table = table_of([{"x": sources[0], "held": sources[1], "left": left, "k": k}])
+                _core.top_k(table, chunk, places, values, NO_MESSAGES, found_for(1), simd)
+                at = first_of_chunks(want, k, chunk) if chunk else first(want, k)
+                assert same_taken((places, values, left), want, at)
+                for room, inner in (around_left, around_places, around_values):
+                    room[inner] = 0
+                    assert not room.any()
+            assert sum_is_finite(*sources, left, simd)
             assert same_bits(left, want)
-            assert same_bits(indices, first(want, k))
-            assert _core.top_k_chunks(*sources, left, 1, 64, chunks, simd) == len(chunks)
-            assert _core.sparse_add(*sources, left, simd)
-            assert same_bits(left, want)
-            for room, inner in (around_left, around, around_chunks):
-                room[inner] = 0
-                assert not room.any()
 
 
 @needs_flushing
@@ -185,10 +216,8 @@ def test_subnormals_are_kept_whatever_the_host_does(flush):
     want = x + held
     for simd in LEVELS:
         with flushing(flush):
-            found, left, indices = run_top_k(x, held, 500, simd)
-        assert found == 500
-        assert same_bits(left, want)
-        assert same_bits(indices, first(want, 500))
+            got = run_top_k(x, held, 500, simd)
+        assert same_taken(got, want, first(want, 500))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -199,21 +228,20 @@ def test_what_is_not_finite_is_found_anywhere(dtype, value):
             x = make("gaussian", dtype, count)
             x[at] = value
             for simd in LEVELS:
-                left, indices = np.empty(count, np.float32), np.zeros(count, np.uint32)
-                assert _core.top_k(x, None, left, 1, indices, simd) == -1
-                assert _core.top_k(x, None, left, count, indices, simd) == -1
-                assert _core.top_k_chunks(x, None, left, 1, 64, indices, simd) == -1
-                assert _core.sparse_add(x, None, left, simd) is False
+                assert run_top_k(x, None, 1, simd) is None
+                assert run_top_k(x, None, count, simd) is None
+                assert run_top_k(x, None, 1, simd, 64, -(-count // 64)) is None
+                assert not sum_is_finite(x, None, np.empty(count, np.float32), simd)
 
 
 def test_a_sum_that_is_too_large_is_not_finite():
     x = np.full(100, np.finfo(np.float32).max)
     left = np.empty(100, np.float32)
     for simd in LEVELS:
-        assert _core.sparse_add(x, None, left, simd) is True
-        assert _core.sparse_add(x, np.full(100, 1e31, np.float32), left, simd) is True
-        assert _core.sparse_add(x, x, left, simd) is False
-        assert _core.top_k(x, x, left, 1, np.zeros(1, np.uint32), simd) == -1
+        assert sum_is_finite(x, None, left, simd)
+        assert sum_is_finite(x, np.full(100, 1e31, np.float32), left, simd)
+        assert not sum_is_finite(x, x, left, simd)
+        assert run_top_k(x, x, 1, simd) is None
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -223,72 +251,85 @@ def test_the_steps_together_are_top_k(dtype):
         count, k = 10_007, 501
         x, held = make(kind, dtype, count), make(kind, "float32", count, seed=1)
         c = x.astype(np.float32) + held
+        cuts = [(0, 3001), (3001, 3002), (3002, count)]
         for simd in LEVELS:
             left = np.full(count, np.nan, np.float32)
-            assert _core.sparse_add(x, held, left, simd)
+            table = table_of(
+                [
+                    {"x": x[a:b], "held": held[a:b], "left": left[a:b], "at": a, "k": k}
+                    for a, b in cuts
+                ]
+            )
+            _core.sparse_add(table, NO_MESSAGES, found_for(3), simd)
             assert same_bits(left, c)
-            parts = [left[:3001], left[3001:3002], left[3002:]]
             prefix, wanted = 0, k
             for shift, bits in ((20, 11), (10, 10), (0, 10)):
-                bins = np.zeros(1 << bits, np.int64)
-                for part in parts:
-                    _core.sparse_histogram(part, shift, bits, prefix, bins, simd)
+                bins = np.zeros((3, 1 << bits), np.int32)
+                _core.sparse_histogram(table, shift, bits, np.full(3, prefix), bins, simd)
                 here = keys_of(c).astype(np.int64) >> shift
-                within = here[here >> bits == prefix] & (1 << bits) - 1
-                assert same_bits(bins, np.bincount(within, minlength=1 << bits).astype(np.int64))
-                above = np.cumsum(bins[::-1])[::-1]
+                within = np.where(here >> bits == prefix, here & (1 << bits) - 1, 1 << bits)
+                for row, (a, b) in zip(bins, cuts, strict=True):
+                    want = np.bincount(within[a:b], minlength=1 << bits)[: 1 << bits]
+                    assert same_bits(row, want.astype(np.int32))
+                above = np.cumsum(bins.sum(0)[::-1])[::-1]
                 digit = int(np.nonzero(above >= wanted)[0].max())
-                wanted -= int(above[digit] - bins[digit])
+                wanted -= int(above[digit] - bins[:, digit].sum())
                 prefix = prefix << bits | digit
-            found = []
-            for part, at in zip(parts, (0, 3001, 3002), strict=True):
-                indices = np.zeros(len(part), np.uint32)
-                many = _core.sparse_select(part, prefix, wanted, indices, simd)
-                found.append(indices[:many] + np.uint32(at))
-                wanted -= min(wanted, int((keys_of(part) == prefix).sum()))
-            assert same_bits(np.concatenate(found), first(c, k))
+            ties = []
+            for a, b in cuts:
+                ties.append(wanted)
+                wanted -= min(wanted, int((keys_of(c[a:b]) == prefix).sum()))
+            places, values = entries(2 * k + 1)
+            keys = np.full(3, prefix)
+            many = _core.sparse_select(table, keys, np.array(ties), places, values, simd)
+            assert many == k
+            assert same_taken((places[:k], values[:k], left), c, first(c, k))
 
 
-def test_select_has_room_or_refuses():
+def run_select(left, key, ties, simd, k=None):
+    """Places of one row; behind the last that there may be they stay as they are."""
+    k = len(left) if k is None else k
+    table = table_of([{"x": left, "left": left, "k": k}])
+    room = min(k, len(left))
+    places, values = entries(room + 16)
+    places[:] = 7
+    keys = np.array([key]), np.array([ties])
+    many = _core.sparse_select(table, *keys, places, values, simd)
+    assert (places[room:] == 7).all()
+    return places[:many]
+
+
+def test_no_more_is_selected_than_there_is_room_for():
+    """K of a row, whatever the key is: the first ones."""
     left = make("few values", "float32", 1003)
     key = int(np.float32(0.5).view(np.uint32))
     above, ties = int((keys_of(left) > key).sum()), int((keys_of(left) == key).sum())
     for simd in LEVELS:
         for take in (0, 1, ties - 1, ties, ties + 1, 1 << 40):
             many = above + min(take, ties)
-            indices = np.full(many + 16, 7, np.uint32)
-            assert _core.sparse_select(left, key, take, indices[:many], simd) == many
-            assert same_bits(indices[:many], first(left, many))
-            assert (indices[many:] == 7).all()
-            with pytest.raises(ConfigurationError, match="no room"):
-                _core.sparse_select(left, key, take, indices[: many - 1], simd)
-            assert (indices[many:] == 7).all()
-
-
-def rounded(c, dtype):
-    """To nearest even, never past the largest finite number."""
-    return np.clip(c, -LARGEST[dtype], LARGEST[dtype]).astype(dtype_of(dtype))
+            want = first(left, many)
+            for k in (1, 2, many // 2, many - 1, many, many + 1):
+                assert same_bits(run_select(left.copy(), key, take, simd, k), want[:k])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_take(dtype):
+def test_values_are_rounded_to_what_is_finite(dtype):
     random = np.random.default_rng(3)
-    bits = random.integers(0, 1 << 32, 20_000, np.uint32)
-    left = bits.view(np.float32)
-    left[~np.isfinite(left)] = np.float32(np.finfo(np.float32).max)
-    left[:6] = [0.0, -0.0, 65504, 65520, -65520, 3.4e38]
-    indices = np.sort(random.choice(len(left), 7001, replace=False)).astype(np.uint32)
-    indices[:6] = range(6)
+    c = random.integers(0, 1 << 32, 20_000, np.uint32).view(np.float32)
+    c[~np.isfinite(c)] = np.float32(np.finfo(np.float32).max)
+    c[:6] = [0.0, -0.0, 65504, 65520, -65520, 3.4e38]
     with np.errstate(all="ignore"):
-        want = rounded(left[indices], dtype)
-        rest = left.copy()
-        rest[indices] -= want.astype(np.float32)
+        want, rest = taken(c, slice(None), dtype)
     assert np.isfinite(want.astype(np.float32)).all()
     for simd in LEVELS:
-        got, values = left.copy(), np.zeros(len(indices), dtype_of(dtype))
-        _core.sparse_take(got, indices, values, simd)
-        assert same_bits(values, want)
-        assert same_bits(got, rest)
+        left, (places, values) = np.zeros_like(c), entries(len(c), dtype)
+        table = table_of([{"x": c, "left": left, "k": len(c)}])
+        kinds = [values, values.view(np.int16)] if dtype == "bfloat16" else [values]
+        for each in kinds:  # NumPy alone has no bfloat16
+            values[:] = 0
+            _core.top_k(table, 0, places, each, NO_MESSAGES, found_for(1), simd)
+            assert same_bits(values, want)
+            assert same_bits(left, rest)
 
 
 # --- Corners that tensors of everyday sizes and values do not come to.
@@ -323,11 +364,12 @@ def test_histograms_of_any_digit(shift, bits):
         for prefix in (0, 1, int(left[-1] & 0x7FFFFFFF) >> (shift + bits) if count else 2):
             keys = (left & np.uint32(0x7FFFFFFF)).astype(np.int64)
             within = keys[keys >> (shift + bits) == prefix] >> shift & (1 << bits) - 1
-            want = 5 + np.bincount(within, minlength=1 << bits).astype(np.int64)
+            want = 5 + np.bincount(within, minlength=1 << bits).astype(np.int32)
             for simd in LEVELS:
-                bins = np.full(1 << bits, 5, np.int64)
-                _core.sparse_histogram(left.view(np.float32), shift, bits, prefix, bins, simd)
-                assert same_bits(bins, want), simd
+                bins = np.full((1, 1 << bits), 5, np.int32)
+                table = table_of([{"x": left.view(np.float32), "left": left, "k": 1}])
+                _core.sparse_histogram(table, shift, bits, np.array([prefix]), bins, simd)
+                assert same_bits(bins[0], want), simd
 
 
 def test_nothing_is_above_the_largest_key():
@@ -336,9 +378,8 @@ def test_nothing_is_above_the_largest_key():
     left.view(np.uint32)[[5, 64, 700, 1002]] = [0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFFFFF, 0xFFFFFFFF]
     for simd in LEVELS:
         for ties in range(6):
-            indices = np.zeros(1003, np.uint32)
-            many = _core.sparse_select(left, 0x7FFFFFFF, ties, indices, simd)
-            assert indices[:many].tolist() == [5, 64, 700, 1002][:ties]
+            found = run_select(left.copy(), 0x7FFFFFFF, ties, simd)
+            assert found.tolist() == [5, 64, 700, 1002][:ties]
 
 
 def test_every_tie_in_turn():
@@ -347,9 +388,8 @@ def test_every_tie_in_turn():
     key = int(keys_of(left).max())
     for simd in LEVELS:
         for ties in range(46):
-            indices = np.zeros(45, np.uint32)
-            many = _core.sparse_select(left, key, ties, indices, simd)
-            assert indices[:many].tolist() == list(range(0, 133, 3))[:ties]
+            found = run_select(left.copy(), key, ties, simd)
+            assert found.tolist() == list(range(0, 133, 3))[:ties]
 
 
 def test_more_ties_than_there_are():
@@ -357,9 +397,8 @@ def test_more_ties_than_there_are():
     for count in range(1, 40):
         left = (np.arange(count) % 3).astype(np.float32)
         for simd in LEVELS:
-            indices = np.zeros(count + 32, np.uint32)
-            many = _core.sparse_select(left, 0, 1 << 40, indices, simd)
-            assert indices[:many].tolist() == list(range(count))
+            found = run_select(left.copy(), 0, 1 << 40, simd, 99)
+            assert found.tolist() == list(range(count))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -372,7 +411,7 @@ def test_one_that_is_not_finite_in_a_long_tensor(value):
         for at in (0, 6, 7, 14, 15, 16, 63, 64, count // 2, count - 8, count - 2, count - 1):
             x[at], before = value, x[at]
             for simd in LEVELS:
-                assert _core.sparse_add(x, None, left, simd) is False
+                assert not sum_is_finite(x, None, left, simd)
             x[at] = before
         for simd in LEVELS:
-            assert _core.sparse_add(x, None, left, simd) is True
+            assert sum_is_finite(x, None, left, simd)

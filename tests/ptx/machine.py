@@ -6,7 +6,9 @@ access is in bounds, of bytes that somebody has written, and writes to nothing t
 What one lane writes to global memory no other lane may touch in the same launch, but those of its
 block behind a barrier of it; to a block's shared memory, before a barrier of the block, or of the
 warp if it has both lanes. What is changed by atomic operations may be so by all lanes, in an order
-that is drawn. Memory counts what is read and written, byte by byte.
+that is drawn. By one that is `acq_rel` a block gets what it, and those that had come to the same
+word before, did before their last barriers: that is then the newest block's alone. Memory counts
+what is read and written, byte by byte.
 """
 
 from __future__ import annotations
@@ -82,6 +84,11 @@ class Memory:
         self.writes = np.zeros(self.capacity, np.uint16)
         self.reader = np.full(self.capacity, NOBODY, np.int32)
         self.writer = np.full(self.capacity, NOBODY, np.int32)
+        # Bytes that atomic operations have changed, and who did.
+        self.changed = np.zeros(0, np.int64)
+        self.changer = np.zeros(0, np.int64)
+        # Of words that `acq_rel` operations have changed: whose groups' lanes did.
+        self.released: dict[int, set[int]] = collections.defaultdict(set)
         self.loads: collections.Counter[int] = collections.Counter()
         self.stores: collections.Counter[int] = collections.Counter()
         self.changes: collections.Counter[int] = collections.Counter()
@@ -143,6 +150,8 @@ class Memory:
             if not mine.all():
                 waiting.append((lanes[~mine], places[~mine]))
         self.touched = waiting
+        group = self._group(self.changer)
+        self.changer = np.where(np.isin(group, groups), _before(group), self.changer)
 
     def _group(self, who):
         """The one whose lanes these are; -1 where there is none, or more."""
@@ -157,7 +166,7 @@ class Memory:
         group = self._groups(address, width * count, MAPPED | WRITTEN, "load")
         writer, reader = (x.reshape(-1, width * count) for x in (self.writer, self.reader))
         lane = lanes[:, None]
-        others = self._others(writer[group], lane)
+        others = self._others(writer[group], lane) & ~self._settled(writer[group], group, lane)
         self._refuse(others, address, "another lane has written in this launch what this one loads")
         before = reader[group]
         reader[group] = lane
@@ -176,7 +185,7 @@ class Memory:
         loaded = self._others(reader[group], lane)
         self._refuse(loaded, address, "another lane has loaded what this one stores")
         before = writer[group]
-        others = self._others(before, lane)
+        others = self._others(before, lane) & ~self._settled(before, group, lane)
         if self.replicas:
             new = np.ascontiguousarray(words).view(np.uint8)
             data = self.data.reshape(-1, width * count)
@@ -193,10 +202,15 @@ class Memory:
         self.flags.reshape(-1, width * count)[group] |= WRITTEN
 
     def change(
-        self, address: np.ndarray, function: Callable, words: np.ndarray, lanes: np.ndarray
+        self,
+        address: np.ndarray,
+        function: Callable,
+        words: np.ndarray,
+        lanes: np.ndarray,
+        orders: bool = False,
     ) -> np.ndarray:
         """Each lane's word as it was before `function` of it and the lane's word took its place, by
-        one lane after the other."""
+        one lane after the other. `orders`: it is `acq_rel`."""
         width = words.itemsize
         group = self._groups(address, width, MAPPED | WRITTEN | WRITABLE, "change")
         lane = lanes[:, None]
@@ -206,6 +220,10 @@ class Memory:
             self._refuse(others, address, f"another lane has {did} what this one changes")
         self.writer.reshape(-1, width)[group] = ATOMIC
         self.changes[width] += len(lanes)
+        places = (group[:, None] * width + np.arange(width)).reshape(-1)
+        self.changed = np.concatenate([self.changed, places])
+        by = _before(lanes // self.together) if orders else lanes
+        self.changer = np.concatenate([self.changer, np.repeat(by, width)])
         data, old = self.data.view(words.dtype), np.empty_like(words)
         order = np.lexsort((self.random.random(len(lanes)), group))
         _, first, counts = np.unique(group[order], return_index=True, return_counts=True)
@@ -213,11 +231,34 @@ class Memory:
             now = order[first[counts > turn] + turn]
             old[now] = data[group[now]]
             data[group[now]] = function(old[now], words[now])
+        if orders:
+            for begin, count in zip(first, counts, strict=True):
+                self._pass_on(int(group[order[begin]]), lanes[order[begin : begin + count]])
         return old
+
+    def _pass_on(self, word: int, lanes: np.ndarray) -> None:
+        """What these lanes' groups, and those that came before, did before their barriers becomes
+        that of the last lane's group."""
+        groups = lanes // self.together
+        self.released[word].update(groups.tolist())
+        done = _before(np.array(sorted(self.released[word])))
+        for who in (self.reader, self.writer, self.changer):
+            who[np.isin(who, done)] = _before(groups[-1])
 
     def _others(self, who: np.ndarray, lane: np.ndarray) -> np.ndarray:
         """Where this lane may not touch what these have touched."""
         return (who != NOBODY) & (who != lane) & (who != _before(lane // self.together))
+
+    def _settled(self, who: np.ndarray, group: np.ndarray, lane: np.ndarray) -> np.ndarray:
+        """Where atomic operations have changed a byte, and all that did are this lane's group's."""
+        settled = who == ATOMIC
+        if settled.any():
+            places = group[:, None] * who.shape[1] + np.arange(who.shape[1])
+            mine = _before(lane // self.together)
+            for own in np.unique(mine):
+                others = np.isin(places, self.changed[self.changer != own])
+                settled &= (mine != own) | ~others
+        return settled
 
     def _share(self, reader, group, before, lane) -> None:
         """Where several lanes load a byte, now or with those before, it says so."""
@@ -370,6 +411,8 @@ class Launch:
             return self._meet_in_warps
         if head in ("ldmatrix", "stmatrix"):
             return self._access_to_matrices(head, parts, *at.operands)
+        if at.op == "ld.volatile.global.b32":
+            return self._volatile_load(*at.operands)
         if head in ("ld", "st"):
             return self._access(head, parts, *at.operands)
         if head in ("atom", "red"):
@@ -544,6 +587,21 @@ class Launch:
 
         return step
 
+    def _volatile_load(self, words, at: Address) -> Callable:
+        """In order with atomic operations of other lanes, as one that changes nothing."""
+        [word] = words if isinstance(words, tuple) else (words,)
+        put = self._target(word, TYPES["b32"])
+        memory, address = self._addresses("global", at)
+
+        def step(chosen):
+            lanes = self.lanes[chosen]
+            nothing = np.zeros(lanes.size, np.uint32)
+            put(chosen, memory.change(address(chosen), lambda old, new: old, nothing, lanes))
+            memory.changes -= collections.Counter({4: lanes.size})
+            memory.loads[4] += lanes.size
+
+        return step
+
     def _addresses(self, space: str, at: Address) -> tuple[Memory, Callable]:
         """The memory, and the lanes' addresses in it."""
         of = TYPES["b64" if space == "global" else "b32"]
@@ -573,7 +631,10 @@ class Launch:
         memory, address = self._addresses(how[[each in spaces for each in how].index(True)], at)
 
         def step(chosen):
-            old = memory.change(address(chosen), known.function, source(chosen), self.lanes[chosen])
+            old = memory.change(
+                *(address(chosen), known.function, source(chosen), self.lanes[chosen]),
+                orders="acq_rel" in how,
+            )
             for put in puts:
                 put(chosen, old)
 

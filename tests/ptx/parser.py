@@ -56,7 +56,11 @@ _STATEMENT = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)(?:\s+(.*))?;")
 # A string that a library of LLVM's is asked by, at compile time, is left behind.
 _PREAMBLE = re.compile(r"\.(version|target|address_size|global \.align 1 \.b8 _\$_str)\b")
 # What debuggers read, inside a kernel and behind it.
-_NOTE = re.compile(r"\.loc\b.*|\.pragma .*;")
+_NOTE = re.compile(
+    r"\.loc\b.*|\.pragma .*;"
+    # A stack that LLVM declares and need not use; nothing here has an access to it.
+    r"|\.local \.align \d+ \.b8\s+__local_depot0\[\d+\];|\.reg \.b\d+\s+%SPL?;"
+)
 
 
 def parse(text: str) -> Kernel:

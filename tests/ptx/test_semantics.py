@@ -617,7 +617,7 @@ def test_fp16_is_rounded_as_numpy_does():
         *("redux.sync.add.f32 %r1, %r2, -1;", "match.any.sync.b32 %r1, %r2, -1;"),
         *("atom.global.gpu.relaxed.add.f32 %r1, [%rd1], %r2;", "bar.warp.sync 1;"),
         *("atom.global.gpu.relaxed.exch.b32 %r1, [%rd1], %r2;", "cvt.rmi.ftz.f32.f32 %r1, %r2;"),
-        *("ld.global.nc.b32 %r1, [%rd1];", "ld.volatile.global.b32 %r1, [%rd1];"),
+        *("ld.global.nc.b32 %r1, [%rd1];", "ld.volatile.global.v2.b32 {%r1, %r2}, [%rd1];"),
         *("atom.global.add.u32 %r1, [%rd1], 1;", "red.global.add.u32 [%rd1], 1;", "bar.sync 1;"),
         *("ld.shared.b32 %r1, [%rd2];", "ld.b32 %r1, [%rd2];", "st.local.b32 [%rd1], %r1;"),
         *("mov.b32 %r1, %laneid;", "mov.b32 %r1, %r40;", "mov.b32 %r1, %rd1;", "mov.b32 %q1, 1;"),
@@ -656,6 +656,7 @@ OF_ITS_BLOCK = (
     "mov.b32 %r29, %ctaid.x;\nmad.lo.s32 %r28, %r29, 32, %r30;\nmad.wide.u32 %rd2, %r28, 4, %rd1;\n"
 )
 ATOMIC = "red.global.gpu.relaxed.add.u32 [%rd1], 1;\n"
+FIRST_STORES = "setp.eq.b32 %p1, %r30, 0;\n@%p1 st.global.b32 [%rd1], 7;\n"
 SAME_BYTES = "mov.b32 %r27, global_smem;\nst.shared.b32 [%r27], 5;\n"
 OWN_PLACE = "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 4, %r27;\n"
 
@@ -754,6 +755,11 @@ OWN_PLACE = "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 4, %r27;\n"
             f"ld.global.b32 %r1, [%rd1];\n{ATOMIC}",
             {},
         ),
+        (
+            "another lane has written what this one changes",
+            f"{FIRST_STORES}ld.volatile.global.b32 %r1, [%rd1];",
+            {},
+        ),
         ("another lane has written what this one stores", f"{ATOMIC}st.global.b32 [%rd1], 0;", {}),
         (
             "not there for it",
@@ -784,6 +790,25 @@ def test_what_is_in_order_is_counted():
     assert (memory.reads[memory.place(at, 160)] == 1).all()
     assert (memory.writes[memory.place(at, 128)] == 1).all()
     assert memory.writes.sum() == 128
+
+
+DEPOT = ".local .align 1 .b8 __local_depot0[1];\n.reg .b64 %SP;\n.reg .b32 %SPL;\n"
+
+
+def test_a_stack_may_be_declared_but_not_used():
+    memory = launched(f"{DEPOT}{OWN_WORD}st.global.b32 [%rd2], 1;", size=128)
+    assert memory.stores == {4: 32}
+    for text in ("st.local.b32 [%SP], %r1;", "add.s64 %rd2, %SP, 1;"):
+        with pytest.raises(PtxError):
+            launched(f"{DEPOT}{text}")
+
+
+def test_volatile_loads_are_in_order_with_atomic_operations():
+    load = "ld.volatile.global.b32 %r1, [%rd1];\n"
+    memory = launched(f"{load}{ATOMIC}{load}")
+    assert memory.get(memory.buffers[0].address, np.zeros(1, np.uint32)) == 32
+    assert memory.loads == {4: 64}
+    assert memory.changes == {4: 32}
 
 
 def test_numbers_of_32_bits_are_parameters_too():
@@ -890,6 +915,43 @@ def test_a_barrier_orders_what_a_block_does_in_global_memory():
     assert list(found) == list(np.arange(64) ^ 1)
 
 
+def of_the_last_block(arrives, which=1):
+    """Lanes store their numbers, and lane 0 of the last of two blocks (or of the first) loads the
+    other block's first, and stores it in place of its own."""
+    return launched(
+        f"{OF_ITS_BLOCK}st.global.b32 [%rd2], %r28;\nmov.b32 %r1, 9;\n"
+        f"setp.eq.b32 %p1, %r30, 0;\n{arrives}\nsetp.eq.b32 %p2, %r1, {which};\n"
+        "xor.b32 %r27, %r28, 32;\nmad.wide.u32 %rd3, %r27, 4, %rd1;\n"
+        "@%p2 ld.global.b32 %r2, [%rd3];\n@%p2 st.global.b32 [%rd2], %r2;",
+        260,
+        blocks=2,
+    )
+
+
+ARRIVES = "bar.sync 0;\n@%p1 atom.global.gpu.acq_rel.add.u32 %r1, [%rd1 + 256], 1;"
+
+
+def test_the_last_block_gets_what_others_did_before_their_barriers():
+    memory = of_the_last_block(ARRIVES)
+    found = memory.get(memory.buffers[0].address, np.empty(65, np.uint32))
+    assert sorted(found[[0, 32]]) in ([0, 0], [32, 32])
+    assert found[64] == 2
+
+
+@pytest.mark.parametrize(
+    ("arrives", "which"),
+    [
+        (ARRIVES.replace("acq_rel", "relaxed"), 1),
+        (ARRIVES.replace("bar.sync 0;\n", ""), 1),
+        (ARRIVES, 0),
+    ],
+    ids=["relaxed", "no barrier", "not the last"],
+)
+def test_no_other_block_gets_it(arrives, which):
+    with pytest.raises(Trap, match="written in this launch"):
+        of_the_last_block(arrives, which)
+
+
 def test_a_barrier_of_warps_orders_what_their_own_lanes_do():
     """Also of what several of them have loaded; the block's barrier orders the rest."""
     text = (
@@ -960,6 +1022,38 @@ def test_atomic_changes_come_one_after_the_other_in_no_order_to_rely_on():
         for lane in order:
             assert got[lane] == total
             total += lane % 32
+
+
+ADDS = "red.global.gpu.relaxed.add.u32 [%rd1 + 260], 1;\n"
+
+
+def counted_by_the_last_block(arrives):
+    """Lanes of two blocks add to a word, which lane 0 of the last block loads, and makes 0."""
+    memory = Memory()
+    at = memory.allocate("words", 264)
+    memory.put(at, np.zeros(66, np.uint32))
+    text = (
+        f"mov.b32 %r1, 9;\nsetp.eq.b32 %p1, %r30, 0;\n{arrives}\nsetp.eq.b32 %p2, %r1, 1;\n"
+        "@%p2 ld.global.b32 %r2, [%rd1 + 260];\n@%p2 st.global.b32 [%rd1], %r2;\n"
+        "mov.b32 %r3, 0;\n@%p2 st.global.b32 [%rd1 + 260], %r3;"
+    )
+    Launch(kernel(READ + text, 1), range(2), memory, [at]).run()
+    return memory.get(at, np.empty(66, np.uint32))
+
+
+def test_the_last_block_gets_what_atomic_operations_changed():
+    found = counted_by_the_last_block(ADDS + ARRIVES)
+    assert list(found[[0, 64, 65]]) == [64, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "arrives",
+    [ADDS + ARRIVES.replace("acq_rel", "relaxed"), ADDS + ARRIVES[11:], f"{ARRIVES}\n{ADDS}"],
+    ids=["relaxed", "no barrier", "behind the count"],
+)
+def test_no_other_block_gets_what_atomic_operations_changed(arrives):
+    with pytest.raises(Trap, match="written in this launch"):
+        counted_by_the_last_block(arrives)
 
 
 def test_registers_start_as_garbage():

@@ -1,141 +1,105 @@
-"""The CPU's kernels of top-k in place of those of `pycollective.triton`, whose bits are the same.
+"""The CPU's kernels on tensors, in place of `pycollective.triton`'s, whose bits are the same.
 
 Triton's interpreter takes some 50 ms for a launch, these next to nothing.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from pycollective import _core
-from pycollective.compression.sparse_layout import Sparse, sum_of, widened
-from pycollective.errors import ConfigurationError
-from pycollective.triton.index_packing import tail_bound
-from pycollective.triton.top_k import Entries
+from pycollective.compression.header import Agreement
+from pycollective.compression.kernels import CpuKernels
+from pycollective.triton.tables import Tables, upload
 
-__all__ = ["Entries", "Rows", "tail_bound"]
-
-
-class Rows(NamedTuple):
-    """Entries of some ranks: of each row those in use."""
-
-    places: list[np.ndarray]
-    values: torch.Tensor
-    size: int
+_AS_NUMPY = {torch.bfloat16: torch.int16}
+_OF = CpuKernels()
+_OF.ends_are_told = False  # messages of devices end in zeros
 
 
-def array(tensor):
-    """A tensor's memory, as NumPy has its type."""
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+def arrays(each):
+    """Tensors, in tuples and lists too, as arrays of the same memory."""
+    if isinstance(each, torch.Tensor):
+        return each.view(_AS_NUMPY.get(each.dtype, each.dtype)).numpy()
+    if type(each) in (tuple, list):
+        return type(each)(map(arrays, each))
+    return each
 
 
-def in_use(entries):
-    count = int(entries.count)
-    return Sparse(array(entries.places)[:count].view(np.uint32), array(entries.values)[:count])
+def on_arrays(name):
+    """A kernel that takes tensors, and tables of the device behind everything else."""
+
+    def launch(*args):
+        *given, _ = arrays(args)
+        getattr(_OF, name)(*given)
+
+    return launch
 
 
-def append(entries, places, values):
-    at = int(entries.count)
-    array(entries.places)[at : at + len(places)] = places.astype(np.uint32).view(np.int32)
-    array(entries.values)[at : at + len(places)] = values
-    entries.count.add_(len(places))
+def headers(found, mine, reads, write, means, tables):
+    _OF.headers(*arrays((found, Agreement(*mine), reads, write)), means)
 
 
-def taken(left, indices, entries, place):
-    values = np.empty(len(indices), array(entries.values).dtype)
-    _core.sparse_take(left.numpy(), indices, values)
-    append(entries, indices.astype(np.int64) + place, values)
+def quantize(codec, chunk, table, messages, found, zero_at, tables, header=None):
+    if header is not None:
+        mine, rows = header
+        head = Agreement(*mine).plain()
+        arrays(messages).reshape(rows, -1)[:, : head.size] = head
+    _OF.quantize(codec, chunk, table, *arrays((messages, found)), zero_at)
 
 
-def numpy_or_none(tensor):
-    return None if tensor is None else tensor.numpy()
+def dequantize(codec, chunk, table, messages, divisor, found, zero_at, tables):
+    _OF.dequantize(codec, chunk, table, arrays(messages), int(divisor), arrays(found), zero_at)
 
 
-# pycollective.triton.top_k.
+def sparse_histogram(table, shift, bits, prefixes, bins, tables):
+    _OF.histogram(table, shift, bits, *arrays((prefixes, bins)))
 
 
-def top_k(x, held, left, k, entries, bad, place=0):
-    indices = np.empty(k, np.uint32)
-    if len(x) and _core.top_k(x, numpy_or_none(held), left.numpy(), k, indices) < 0:
-        bad |= 1
-        entries.count.add_(k)
-    elif len(x):
-        taken(left, indices, entries, place)
+def merge(histograms, wanted, begins, rank, tables):
+    came = arrays(histograms)
+    bits = came.shape[2].bit_length() - 1
+    told = _OF.merge(came.view(np.uint8), bits, arrays(wanted), begins, rank)
+    return torch.from_numpy(told.view(np.int64)).view(2 + len(came), -1)
 
 
-def top_k_chunks(x, held, left, k, chunk, entries, bad, place=0):
-    indices = np.empty(-(-len(x) // chunk) * k, np.uint32)
-    found = _core.top_k_chunks(x, numpy_or_none(held), left.numpy(), k, chunk, indices)
-    if found < 0:
-        bad |= 1
-        entries.count.add_(len(x) // chunk * k + -(-(len(x) % chunk) * k // chunk))
-    else:
-        taken(left, indices[:found], entries, place)
+def take(told, bits, prefixes, rank):
+    heard = arrays(told).reshape(len(told), -1).view(np.uint8)
+    found = _OF.take(heard, bits, arrays(prefixes), rank)
+    return tuple(map(torch.from_numpy, found))
 
 
-def add(x, held, left, bad):
-    if len(x) and not _core.sparse_add(x, numpy_or_none(held), left.numpy()):
-        bad |= 1
+def sparse_select(table, keys, ties, places, values, tables):
+    return torch.from_numpy(_OF.select(table, *arrays((keys, ties, places, values))))
 
 
-def histogram(left, shift, bits, prefix, bins):
-    _core.sparse_histogram(left.numpy(), shift, bits, int(prefix), bins.numpy())
+def average(came, parts, values, table, divisor, found, tables):
+    name = str(values).removeprefix("torch.")
+    _OF.average(arrays(came), parts, name, table, int(divisor), arrays(found))
 
 
-def select(left, key, ties, entries, place=0):
-    if len(left):
-        indices = np.empty(len(left), np.uint32)
-        most = min(int(ties), len(left))
-        found = _core.sparse_select(left.numpy(), int(key), most, indices)
-        room = entries.places.numel() - int(entries.count)
-        taken(left, indices[: min(found, room)], entries, place)
+_MODULES = {
+    "tables": SimpleNamespace(Tables=Tables, upload=upload),
+    "finite": SimpleNamespace(
+        fill_nan=on_arrays("fill_nan"), check_finite=on_arrays("check_finite")
+    ),
+    "headers": SimpleNamespace(headers=headers),
+    "quantize": SimpleNamespace(quantize=quantize, dequantize=dequantize),
+    "top_k": SimpleNamespace(
+        top_k=on_arrays("top_k"),
+        sparse_add=on_arrays("add"),
+        sparse_histogram=sparse_histogram,
+        merge=merge,
+        take=take,
+        sparse_select=sparse_select,
+    ),
+    "index_packing": SimpleNamespace(pack=on_arrays("pack")),
+    "sparse_sums": SimpleNamespace(average=average),
+}
 
 
-# pycollective.triton.index_packing.
-
-
-def write(entries, size, tail, length):
-    chosen = in_use(entries)
-    places, values = chosen.places, chosen.values
-    stream = np.empty(_core.pack_indices_bound(len(places), size), np.uint8)
-    stream = stream[: _core.pack_indices(places, size, stream)]
-    lengths = np.array([len(places), len(stream)], np.uint32).view(np.uint8)
-    whole = np.concatenate([lengths, stream, values.view(np.uint8)])
-    array(tail)[: len(whole)] = whole
-    length.fill_(len(whole))
-
-
-def read(tail, length, size, values, entries, bad):
-    row, whole = array(tail), int(length)
-    entries.count.zero_()
-    if whole <= len(row):
-        count, stream = (int(each) for each in row[:8].copy().view(np.uint32))
-        if whole == 8 + stream + count * values.itemsize and count <= entries.places.numel():
-            places = np.empty(count, np.uint32)
-            try:
-                _core.unpack_indices(row[8 : 8 + stream], size, places)
-            except ConfigurationError:
-                bad |= 1
-                return
-            narrow = array(torch.empty(0, dtype=values)).dtype
-            append(entries, places, widened(row[8 + stream : whole].copy().view(narrow)))
-            return
-    bad |= 1
-
-
-# pycollective.triton.sparse_sums.
-
-
-def mark(entries, size):
-    return Rows(
-        [in_use(each).places for each in entries], torch.stack([e.values for e in entries]), size
-    )
-
-
-def average(rows, out, divisor):
-    every = zip(rows.places, rows.values.numpy(), strict=True)
-    found = sum_of([Sparse(places, values[: len(places)].copy()) for places, values in every])
-    _core.sparse_scatter(found.places, found.values, out, int(divisor))
+def module(name):
+    """In place of `pycollective.triton.<name>`."""
+    return _MODULES[name]

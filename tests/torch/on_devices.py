@@ -1,10 +1,11 @@
 """States of compression that go the way of devices, with tensors of the CPU.
 
-The kernels run in Triton's interpreter. What a device's host would have to wait for is refused.
+What a device's host would have to wait for is refused.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,8 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
+from pycollective.torch.compression import kernels as device_kernels
 from pycollective.torch.compression import states
-from pycollective.torch.compression.devices import quantized, sparse
 from pycollective.torch.compression.groups import TorchGroup
 from tests.torch import cpu_kernels
 from tests.torch.compressed import state_of
@@ -47,29 +48,36 @@ class NoWaits(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Interpreted:
-    """A module of kernels, which looks at tensors' data: by default the interpreter's."""
+class Launched:
+    """A module of kernels, which look at tensors' data."""
 
-    def __init__(self, name, of=None):
-        self._module = of or module(name, interpreted=True)
+    def __init__(self, module):
+        self._module = module
 
     def __getattr__(self, name):
         found = getattr(self._module, name)
         if not inspect.isfunction(found):
             return found
 
-        def launch(*args):
+        def launch(*args, **more):
             NoWaits.inside_kernel = True
             try:
-                return found(*args)
+                return found(*args, **more)
             finally:
                 NoWaits.inside_kernel = False
 
         return launch
 
 
-_QUANTIZED = Interpreted("quantize")
-_SPARSE = sparse.Kernels(*[Interpreted("", cpu_kernels)] * 3)
+@functools.cache
+def _load(kernels, name):
+    made = cpu_kernels.module(name) if kernels == "cpu" else module(name, interpreted=True)
+    return Launched(made)
+
+
+def loading(kernels):
+    """Within, `TritonKernels` are made of these: "cpu": the CPU's; "triton": interpreted."""
+    return mock.patch.object(device_kernels, "load", functools.partial(_load, kernels))
 
 
 class Streams(StandInStreams):
@@ -88,27 +96,9 @@ class Streams(StandInStreams):
         return super().query()
 
 
-@contextmanager
-def interpreted() -> Iterator[None]:
-    """Codecs on devices have interpreted kernels; top-k those of CPUs, which are quick."""
-    with (
-        mock.patch.object(quantized, "kernels", return_value=_QUANTIZED),
-        mock.patch.object(sparse, "kernels", return_value=_SPARSE),
-    ):
-        yield
-
-
-@contextmanager
-def top_k_interpreted() -> Iterator[None]:
-    """Within, top-k has interpreted kernels, too."""
-    modules = sparse.Kernels(*map(Interpreted, sparse.Kernels._fields))
-    with mock.patch.dict(globals(), _SPARSE=modules):
-        yield
-
-
-def as_on_a_device(model, codec, topology, group, **options):
-    """A state of such parameters, whose stream is a stand-in."""
-    with mock.patch.object(states, "streams_of", return_value=Streams()), interpreted():
+def as_on_a_device(model, codec, topology, group, kernels="cpu", **options):
+    """A state of such parameters, whose stream is a stand-in; see `loading` for the kernels."""
+    with mock.patch.object(states, "streams_of", return_value=Streams()), loading(kernels):
         return state_of(model, codec, topology, group, **options)
 
 
@@ -116,23 +106,25 @@ def as_on_a_device(model, codec, topology, group, **options):
 def sent_by_states() -> Iterator[list[tuple[str, tuple[int, ...], bytes]]]:
     """All messages that states send meanwhile: how, their shape, and their bytes."""
     sent: list[tuple[str, tuple[int, ...], bytes]] = []
-    exchange, gather = TorchGroup.exchange, TorchGroup.gather
+    exchange, gather = TorchGroup.all_to_all, TorchGroup.all_gather
 
     def note(kind: str, rows: torch.Tensor) -> None:
         sent.append((kind, tuple(rows.shape), rows.contiguous().numpy().tobytes()))
 
     def noted_exchange(self, rows):
-        with torch._C.DisableTorchFunction():
-            note("exchange", rows)
+        if isinstance(rows, torch.Tensor):
+            with torch._C.DisableTorchFunction():
+                note("exchange", rows)
         return exchange(self, rows)
 
     def noted_gather(self, row):
-        with torch._C.DisableTorchFunction():
-            note("gather", row.view(1, -1))
+        if isinstance(row, torch.Tensor):
+            with torch._C.DisableTorchFunction():
+                note("gather", row.view(1, -1))
         return gather(self, row)
 
     with (
-        mock.patch.object(TorchGroup, "exchange", noted_exchange),
-        mock.patch.object(TorchGroup, "gather", noted_gather),
+        mock.patch.object(TorchGroup, "all_to_all", noted_exchange),
+        mock.patch.object(TorchGroup, "all_gather", noted_gather),
     ):
         yield sent

@@ -21,16 +21,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from pycollective.torch.compression import kernels as device_kernels
 from pycollective.torch.compression import states
-from pycollective.torch.compression.devices import quantized
 from pycollective.torch.compression.groups import TorchGroup
 from pycollective.torch.ordered import reduction
 from pycollective.torch.ordered.messages import Messages
 from pycollective.torch.streams import Streams
+from tests.torch import cpu_kernels
 from tests.torch.compressed import state_of
-from tests.torch.on_devices import interpreted
 
-_OF_A_QUERY = 16  # so many operations end from one query of the host's to the next, at most
+_OF_A_QUERY = 2  # so many operations end from one query of the host's to the next, at most
 
 
 class Stream:
@@ -116,6 +116,9 @@ class LateDevice:
         self.current = self.streams[0]
         self._messages = Stream(self)  # like NCCL's own
         self._drawn = None if seed is None else random.Random(seed)
+        # What is freed on a stream is taken again behind what the stream has been given; the CPU's
+        # memory would be taken at once.
+        self.memory: list[torch.Tensor] = []
 
     # As torch.cuda has it.
 
@@ -155,9 +158,14 @@ class LateDevice:
     def later(self, call: Callable[[], Any]) -> None:
         self.current.later(call)
 
+    def late(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, made later."""
+        return lambda *args, **options: self.later(lambda: function(*args, **options))
+
     def result(self, like: torch.Tensor, call: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What `call` gives later, in memory like that of `like`, which holds something else."""
         out = torch.empty_like(like)
+        self.memory.append(out)
         if out.dtype == torch.bool:
             out.fill_(True)
         else:
@@ -169,9 +177,6 @@ class LateDevice:
     def in_use(self) -> Iterator[None]:
         """Operations on tensors, kernels and exchanges are this device's."""
 
-        def late(function: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *args, **options: self.later(lambda: function(*args, **options))
-
         start = Messages.start
 
         def late_start(messages: Messages, tag: int, sends: Any, receives: Any) -> SimpleNamespace:
@@ -179,28 +184,28 @@ class LateDevice:
             self._messages.later(lambda: start(messages, tag, sends, receives).wait())
             return SimpleNamespace(wait=lambda: self.current.wait_stream(self._messages))
 
-        exchange, gather = TorchGroup.exchange, TorchGroup.gather
-        with interpreted():
-            of = quantized.kernels()
-        kernels = {name: late(getattr(of, name)) for name in ("quantize", "dequantize")}
+        exchange, gather = TorchGroup.all_to_all, TorchGroup.all_gather
 
-        def late_exchange(group: TorchGroup, rows: torch.Tensor) -> torch.Tensor:
+        def late_exchange(group: TorchGroup, rows: Any) -> Any:
+            if not isinstance(rows, torch.Tensor):
+                return exchange(group, rows)
             with _made_now():
                 return self.result(rows, lambda: exchange(group, rows))
 
-        def late_gather(group: TorchGroup, row: torch.Tensor) -> torch.Tensor:
+        def late_gather(group: TorchGroup, row: Any) -> Any:
+            if not isinstance(row, torch.Tensor):
+                return gather(group, row)
             with _made_now():
                 like = row.expand(group.size, row.numel()).contiguous()
                 return self.result(like, lambda: gather(group, row))
 
         with ExitStack() as patched:
             for where, name, what in (
-                (TorchGroup, "exchange", late_exchange),
-                (TorchGroup, "gather", late_gather),
-                (TorchGroup, "average", late(TorchGroup.average)),
+                (TorchGroup, "all_to_all", late_exchange),
+                (TorchGroup, "all_gather", late_gather),
+                (TorchGroup, "average", self.late(TorchGroup.average)),
                 (Messages, "start", late_start),
-                (reduction, "reduce", late(reduction.reduce)),
-                (quantized, "kernels", lambda: SimpleNamespace(**kernels)),
+                (reduction, "reduce", self.late(reduction.reduce)),
                 (torch.futures, "Future", lambda devices: Future(self)),
                 (torch.Tensor, "record_stream", lambda *_: None),
             ):
@@ -241,7 +246,10 @@ class _Operations(TorchDispatchMode):
             return kwargs.get("out", args[0]) if schema.returns else None
         found = func(*args, **kwargs)
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        if not tensors or any(each.alias_info is not None for each in schema.returns):
+        if not tensors:
+            self._device.memory.append(found)
+            return found
+        if any(each.alias_info is not None for each in schema.returns):
             return found
         assert isinstance(found, torch.Tensor), func
         return self._device.result(found, lambda: func(*args, **kwargs))
@@ -268,12 +276,21 @@ def _made_now() -> Iterator[None]:
 
 
 def on_late_device(device: LateDevice, model, codec, topology, group, **options):
-    """A state of such parameters on a stream of this device."""
+    """A state of such parameters on a stream of this device, with the CPU's kernels."""
 
     def streams_of(_: torch.device, whose: str) -> Streams:
         return late_streams(device, whose)
 
-    with mock.patch.object(states, "streams_of", streams_of), interpreted():
+    def load(name: str) -> Any:
+        kernels = cpu_kernels.module(name)
+        if name == "tables":
+            return kernels
+        return SimpleNamespace(**{n: device.late(each) for n, each in vars(kernels).items()})
+
+    with (
+        mock.patch.object(states, "streams_of", streams_of),
+        mock.patch.object(device_kernels, "load", load),
+    ):
         return state_of(model, codec, topology, group, **options)
 
 

@@ -12,6 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
@@ -292,7 +295,23 @@ def refusals(comm):
     sparse = torch.sparse_coo_tensor(indices, torch.ones(1), (80, 90), check_invariants=False)
     attempt("sparse", lambda: state.all_reduce({"w": sparse}))
     attempt("sparse rows", lambda: state.all_reduce({"w": sparse.to_sparse_csr()}))
+    for what, each in without_own_memory().items():
+        attempt(what, lambda each=each: state.all_reduce({"w": each}))
     return said
+
+
+def without_own_memory():
+    """Tensors of the size of w that have no memory, or other numbers in it than they show."""
+    whole = torch.ones(80, 90)
+    mesh = DeviceMesh("cpu", range(dist.get_world_size()))
+    with FakeTensorMode():
+        fake = torch.ones(80, 90)
+    return {
+        "negated": torch._neg_view(whole),
+        "zeros": torch._efficientzerotensor(80, 90),
+        "distributed": DTensor.from_local(whole, mesh, [Replicate()]),
+        "fake": fake,
+    }
 
 
 def test_what_cannot_be_is_refused_by_name(ranks):
@@ -303,3 +322,6 @@ def test_what_cannot_be_is_refused_by_name(ranks):
         assert "float64" in said["fp64"]
         assert "dense CPU tensor" in said["sparse"]
         assert "dense CPU tensor" in said["sparse rows"]
+        assert "resolve_neg()" in said["negated"]
+        for what in ("zeros", "distributed", "fake"):
+            assert "no memory of its own" in said[what]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
+from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pycollective import ConfigurationError
+from pycollective import CollectiveMismatch, ConfigurationError
 from tests.compression.players import SOON, ends_with, held_by
 from tests.harness import await_
 from tests.torch.compressed import (
@@ -21,8 +24,11 @@ from tests.torch.compressed import (
     ranks_of,
     state_of,
 )
+from tests.torch.groups import standing_group
 
 ranks = ranks_of(__name__, 2, scope="function")
+four = ranks_of(__name__, 4, scope="function")
+TIMEOUT = 8  # seconds, of groups over Gloo
 
 
 def fails_alone(comm, what):
@@ -56,6 +62,31 @@ def test_what_fails_in_one_ranks_hook_ends_every_backward(ranks, what):
     assert other[0] == "CollectiveAborted"
     assert CAUSES[what] in other[1]
     assert max(failed[2], other[2]) < SOON
+
+
+_alive = []  # states that are not let go of, by which the others would be told
+
+
+def differently_called(comm, codec, topology, options):
+    """How a call over Gloo ends that ranks 0 and 2 make of a, and ranks 1 and 3 of b."""
+    standing_group(comm)
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT))
+    shapes = {"a": (128, 128), "b": (16384,)}
+    pairs = [(name, torch.zeros(shape, requires_grad=True)) for name, shape in shapes.items()]
+    _alive.append(state_of(pairs, codec, topology, group, **options))
+    name = "b" if comm.rank % 2 else "a"
+    return ends_with(lambda: _alive[-1].all_reduce({name: torch.ones(shapes[name])}))
+
+
+@pytest.mark.parametrize(
+    ("codec", "topology", "options", "waiting"),
+    [("top_k", "2x2", {"density": 0.01}, 0), ("one_bit", "1,3", {}, 1)],
+)
+def test_ranks_of_a_host_that_differ_are_told_at_once(four, codec, topology, options, waiting):
+    """A rank that is alone on its host may wait for the others until the group's timeout."""
+    for name, text, taken in four(differently_called, codec, topology, options)[waiting:]:
+        assert name == CollectiveMismatch.__name__, text
+        assert taken < TIMEOUT - 1
 
 
 def held_up(state):

@@ -17,7 +17,7 @@ from pycollective.torch import (
 )
 from tests.torch.compressed import digest_of, group_of, ranks_of, state_of
 from tests.torch.groups import Gradient
-from tests.torch.on_devices import as_on_a_device, interpreted
+from tests.torch.on_devices import as_on_a_device
 
 ranks = ranks_of(__name__, 4)
 
@@ -102,7 +102,7 @@ def trained(comm, on_device, codec, kind):
             mine["w"][4, 4] = torch.nan
         seen.clear()
         model.zero_grad()
-        with interpreted(), state.step():
+        with state.step():
             model(mine).backward()
         wants = {}
         with direct.step():

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from pycollective.torch.compression.devices.feedback import DeviceFeedback
+from pycollective.compression.feedback import ErrorFeedback
 from tests.torch.compressed import HOOKS, Bucket, group_of, ranks_of, state_of
 from tests.torch.streams import LateDevice, on_late_device
 from tests.torch.test_compression_devices import (
@@ -27,16 +27,17 @@ def late(comm, codec, topology, hooked, seed):
     model, concluded = Model(), []
     cpu = state_of(model, codec, topology, group, **OPTIONS)
     late = on_late_device(device, model, codec, topology, group, **OPTIONS)
-    conclude = DeviceFeedback._conclude
+    conclude = ErrorFeedback._conclude
 
     def noted(self, step):
-        concluded.append(device.current)
+        if self is late._feedback:
+            concluded.append(device.current)
         conclude(self, step)
 
     # A gradient's memory is the same in each step.
     memory = {name: torch.empty(p.shape) for name, p in model.named_parameters()}
     averages: list[dict[str, torch.Tensor]] = []
-    with device.in_use(), mock.patch.object(DeviceFeedback, "_conclude", noted):
+    with device.in_use(), mock.patch.object(ErrorFeedback, "_conclude", noted):
         for step in range(3):
             for name, each in one_not_finite(comm.rank, step).items():
                 memory[name].copy_(each)
@@ -91,9 +92,10 @@ def one_not_finite(rank, step):
     [
         ("one_bit", "2x1", False, None),
         ("int8", "2x1", True, 1),
+        ("top_k", "2x1", False, 1),
         *(
             pytest.param(codec, "2x1", hooked, seed, marks=pytest.mark.storm)
-            for codec in ("one_bit", "int8")
+            for codec in ("one_bit", "int8", "top_k")
             for hooked in (False, True)
             for seed in range(2, 8)
         ),

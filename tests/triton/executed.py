@@ -21,7 +21,14 @@ TYPES = {
     torch.int64: "i64",
 }
 _COMPILED = {}
+_POINTED_TO = []  # tensors
 WAYS = ("interpreted", "executed")
+
+
+def address(tensor):
+    """A tensor's address for a table. Launches within `executed` have what lies there, too."""
+    _POINTED_TO.append(tensor)
+    return tensor.data_ptr()
 
 
 class Launches:
@@ -64,17 +71,22 @@ class Launches:
             self._execute(function.__name__, made, kernel, rest, grid[0])
 
     def _execute(self, name, made, kernel, rest, blocks):
-        tensors = {id(x.untyped_storage()): x for x in rest.values() if torch.is_tensor(x)}
-        tensors = {x.untyped_storage().data_ptr(): x for x in tensors.values()}
-        whole = {
-            at: torch.tensor([], dtype=torch.uint8).set_(x.untyped_storage())
-            for at, x in tensors.items()
-        }
+        whole = _storages(x for x in rest.values() if torch.is_tensor(x))
+        rows = rest.get("rows")  # a table's
+        if rows is not None:
+            known = _storages(_POINTED_TO)
+            whole |= {at: each for at, each in known.items() if _inside(rows, at, each).any()}
         memory = Memory(sum(each.numel() // 512 * 512 + 1024 for each in whole.values()) + 1024)
         where = {}
         for at, each in whole.items():
             where[at] = memory.allocate(f"storage {len(where)}", each.numel(), at % 16)
             memory.put(where[at], each.numpy())
+        if rows is not None:
+            translated = rows.clone()
+            for at, each in whole.items():
+                translated[_inside(rows, at, each)] += where[at] - at
+            start = rows.untyped_storage().data_ptr()
+            memory.put(where[start] + rows.data_ptr() - start, translated.numpy())
         numbers = []
         for value in rest.values():
             if torch.is_tensor(value):
@@ -86,11 +98,28 @@ class Launches:
                 numbers.append(value)
         numbers += [0] * (len(kernel.parameters) - len(numbers))
         Launch(kernel, range(blocks), memory, numbers, made.metadata.shared).run()
+        if rows is not None:
+            del whole[rows.untyped_storage().data_ptr()]  # kernels only read it
         for at, each in whole.items():
             each.copy_(torch.from_numpy(memory.get(where[at], each.numpy()).copy()))
         for kind in (memory.loads, memory.stores, memory.changes):
             self.accesses[name].update(kind)
             self.moved[name] += sum(width * count for width, count in kind.items())
+
+
+def _storages(tensors):
+    """Bytes of the storages of tensors, by their addresses."""
+    whole = {}
+    for x in tensors:
+        start = x.untyped_storage().data_ptr()
+        if start not in whole:
+            whole[start] = torch.tensor([], dtype=torch.uint8).set_(x.untyped_storage())
+    return whole
+
+
+def _inside(rows, at, storage):
+    """Which of a table's numbers are addresses in this storage."""
+    return (rows >= at) & (rows < at + storage.numel())
 
 
 def _type(value):
@@ -115,6 +144,7 @@ def executed(architecture: int = 90, execute: bool = True):
         yield launches
     finally:
         JITFunction.run = was
+        _POINTED_TO.clear()
 
 
 # `make storm` executes the PTX, too.

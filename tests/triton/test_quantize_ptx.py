@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from triton.backends.compiler import GPUTarget
 
-from pycollective import _core
+from pycollective import _core, segments
 from tests.inputs import dtype_of, same_bits
 from tests.kernels import quantized as cpu
 from tests.ptx.machine import Launch, Memory
@@ -19,40 +18,73 @@ from tests.ptx.parser import parse
 from tests.triton.compiled import compiled, module, needs
 
 KERNELS = module("quantize", interpreted=False)
-WORDS = {"float32": "*i32", "float16": "*i16", "bfloat16": "*i16"}
+TABLE = {"rows": "*i64", "row_of": "*i32", "messages": "*u8"}
 STORM = pytest.mark.storm
 CHUNK = {codec: cpu.usual_chunk(codec) for codec in cpu.CODECS}
 TARGETS = ("80", "90", "100")
 FAR = 1 << 31  # elements
 
 
-def encoder(codec, chunk, dtype="float32", is_held=True, aligned=True, target="90", count="i32"):
-    pointers = {"x": WORDS[dtype], "held": "*fp32", "left": "*fp32", "payload": "*u8"}
+def encoder(codec, chunk, dtype="float32", aligned=True, target="90"):
+    numbers = ("zero_at", "programs", "stride", "low", "high", "scale", "items")
+    number = segments.DTYPES.index(dtype)
     return compiled(
         KERNELS.encode,
-        {**pointers, "flags": "*i32", "count": count},
-        KERNELS.encode_constants(codec, chunk, getattr(torch, dtype), is_held),
+        {**TABLE, "found": "*i32", **dict.fromkeys(numbers, "i32")},
+        KERNELS.encode_constants(codec, chunk, number, aligned),
         KERNELS.ENCODE,
-        ("x", "held", "left") if aligned else (),
-        GPUTarget("cuda", int(target), 32),
+        target=GPUTarget("cuda", int(target), 32),
     )
 
 
 def decoder(
-    codec, chunk, rows=1, dtype="float32", divisor=1.0, aligned=True, target="90", count="i32"
+    codec,
+    chunk,
+    rows=1,
+    dtype="float32",
+    divisor=1.0,
+    aligned=True,
+    target="90",
+    zeros=False,
+    floats=1,
 ):
+    codecs = (codec, "float32") if zeros else (codec,)
+    numbers = {"stride": "i32", "ranks": "i32", "divisor": "fp32"}
+    number = segments.DTYPES.index(dtype)
     return compiled(
         KERNELS.decode,
-        {"payload": "*u8", "stride": "i32", "out": WORDS[dtype], "count": count, "divisor": "fp32"},
-        KERNELS.decode_constants(codec, chunk, rows, getattr(torch, dtype), divisor),
+        {**TABLE, **numbers, "found": "*i32", "zero_at": "i32"},
+        KERNELS.decode_constants(codecs, chunk, rows, divisor, floats, zeros, number, aligned),
         KERNELS.DECODE,
-        ("out",) if aligned else (),
-        GPUTarget("cuda", int(target), 32),
+        target=GPUTarget("cuda", int(target), 32),
     )
 
 
-class Encoded:
-    """What a launch has written, and the memory; `before` elements lie before the first block."""
+class Launched:
+    """A launch with a table of one segment, and the memory.
+
+    The segment has `before` elements more, in front of those that the launch takes: no memory is
+    needed for them.
+    """
+
+    def __init__(self, memory, made, first_block, blocks, row, arguments):
+        self.memory = memory
+        table = np.array([[*row, 0]], np.int64)  # the number of its first program
+        rows = memory.read_only("rows", table)
+        row_of = memory.read_only("row of program", np.zeros(blocks, np.int32))
+        self.found = memory.allocate("found", 4 * (segments.NONZERO + 2))
+        memory.put(self.found, np.array([0, 0, 6, 6, 0, 0], np.int32))
+        given = [rows, row_of - 4 * first_block, *arguments(self.found), 0, 0]
+        run = range(first_block, first_block + blocks)
+        Launch(parse(made.asm["ptx"]), run, memory, given, made.metadata.shared).run()
+
+    @property
+    def finds(self):
+        return self.memory.get(self.found, np.empty(segments.NONZERO + 2, np.int32)).tolist()
+
+
+class Encoded(Launched):
+    """What a launch has written; `before` elements lie before the first block."""
 
     def __init__(self, made, codec, chunk, x, held=None, aligned=True, before=0):
         program = KERNELS.CHUNKS.value * chunk
@@ -64,17 +96,17 @@ class Encoded:
         self.held = 0 if held is None else memory.read_only("held", held, 4 * skew)
         self.left = memory.allocate("left", errors.nbytes, 12 * skew)
         self.payload = memory.allocate("payload", size, 5)
-        flags = memory.allocate("flags", 4)
-        memory.put(flags, np.full(1, 6, np.int32))
         bytes_before = _core.quantized_bytes(codec, chunk, before)
-        arguments = [
-            *(self.x - before * x.itemsize, self.held - 4 * before, self.left - 4 * before),
-            *(self.payload - bytes_before, flags, before + len(x), 0, 0),
-        ]
-        blocks = range(before // program, -(-(before + len(x)) // program))
-        Launch(parse(made.asm["ptx"]), blocks, memory, arguments, made.metadata.shared).run()
-        self.memory = memory
-        self.finite = {6: True, 7: False}[int(memory.get(flags, np.empty(1, np.int32))[0])]
+        number = segments.DTYPES.index(x.dtype.name)
+        row = [self.x - before * x.itemsize, number, before + len(x), 0, 5 - bytes_before, 1]
+        row += [self.held and self.held - 4 * before, self.left - 4 * before, 0]
+        first, last = before // program, -(-(before + len(x)) // program)
+        super().__init__(
+            *(memory, made, first, last - first, row),
+            lambda found: [self.payload - 5, found, 0, last, 0, 0, 0, 0, 1],
+        )
+        self.finite = self.finds[segments.BAD] == 0
+        assert self.finds[1:] == [0, 6, 6, int((x != 0).any()), 0]
         self.left_bits = memory.get(self.left, errors)
         self.payload_bytes = memory.get(self.payload, payload)
 
@@ -83,14 +115,8 @@ class Encoded:
         assert self.finite == (want is not None)
         if want is None:
             return
-        assert self.memory.changes == {}
         assert same_bits(self.payload_bytes, want[0])
         assert same_bits(self.left_bits, want[1])
-
-
-def moved(memory):
-    """How many bytes the lanes have read and written."""
-    return int(memory.reads.sum()) + int(memory.writes.sum())
 
 
 def full_and_more(codec, chunk):
@@ -122,7 +148,7 @@ ENCODED_MORE = [
         (codec, chunk, dtype, is_held, aligned, TARGETS[(turn + column + is_held) % 3])
         for codec in cpu.CODECS
         for turn, chunk in enumerate((64, 256, 1024, 4096))
-        for column, dtype in enumerate(WORDS)
+        for column, dtype in enumerate(segments.DTYPES)
         for is_held, aligned in ((True, True), (False, False))
     ),
 ]
@@ -134,7 +160,7 @@ ENCODED_MORE = [
 )
 def test_payloads_are_the_cpus(codec, chunk, dtype, is_held, aligned, target):
     """A number that is not finite sets the flag."""
-    made = encoder(codec, chunk, dtype, is_held, aligned, target)
+    made = encoder(codec, chunk, dtype, aligned, target)
     count = full_and_more(codec, chunk)
     awkward = cpu.INPUTS["awkward"](dtype, count, 1)
     held = cpu.INPUTS["lognormal"]("float32", count, 2) if is_held else None
@@ -156,8 +182,9 @@ def test_an_encoder_moves_each_byte_once(codec, most):
         assert (memory.reads[memory.place(address, 4 * count)] == 1).all()
     for address, length in ((full.left, 4 * count), (full.payload, size)):
         assert (memory.writes[memory.place(address, length)] == 1).all()
-    assert moved(memory) == 12 * count + size <= most * count
-    assert memory.loads == {16: 2 * count // 4}
+    assert 12 * count + size <= most * count
+    assert memory.loads[16] == 2 * count // 4
+    assert set(memory.loads) == {16, 8, 4}  # those of a table
     assert memory.stores == {16: count // 4, 1: size}
 
 
@@ -171,7 +198,7 @@ DECODED_MORE = [
     (codec, chunk, rows, dtype, aligned, TARGETS[(turn + column + aligned) % 3])
     for codec in cpu.CODECS
     for turn, (chunk, rows) in enumerate(((64, 3), (256, 2), (832, 16), (1024, 9), (4096, 70)))
-    for column, dtype in enumerate(WORDS)
+    for column, dtype in enumerate(segments.DTYPES)
     for aligned in (True, False)
 ]
 
@@ -192,27 +219,34 @@ def test_sums_are_the_cpus(codec, chunk, rows, dtype, aligned, target):
         x = cpu.INPUTS["lognormal"]("float32", count, seed)
         row[at:] = cpu.quantize(codec, chunk, x)[0]
     for each in (messages, honest):
-        got, _ = decoded(made, codec, chunk, each, at, dtype, count, divisor, aligned)
+        got, _, _ = decoded(made, codec, chunk, each, at, dtype, count, divisor, aligned)
         assert same_bits(got, cpu.dequantize(codec, chunk, each, at, dtype, count, divisor))
 
 
 def decoded(
     made, codec, chunk, messages, at, dtype, count, divisor, aligned=True, before=0, bytes_before=0
 ):
-    """The result and the memory."""
+    """The result, the memory, and where the messages are in it."""
     memory = Memory(1 << 21)
     like = np.empty(count, dtype_of(dtype))
     source = memory.read_only("messages", messages, 3)
     out = memory.allocate("out", like.nbytes, 0 if aligned else like.itemsize)
-    arguments = [source + at - bytes_before, messages.shape[1], out - before * like.itemsize]
-    constants = KERNELS.decode_constants(codec, chunk, len(messages), torch.float32, divisor)
+    ranks, stride = messages.shape
+    number = segments.DTYPES.index(dtype)
+    constants = KERNELS.decode_constants((codec,), chunk, ranks, divisor, 1, False, number, aligned)
     factor = np.float32(divisor if constants["DIVIDE"] else 1 / divisor)
-    arguments += [before + count, int(factor.view(np.uint32)), 0, 0]
-    blocks = range(
-        before // KERNELS.DECODED.value, KERNELS.programs(before + count, constants["BLOCK"])
+    row = [out - before * like.itemsize, number, before + count, 0, at - bytes_before, 1, 0, 0, 0]
+    first = before // KERNELS.DECODED.value
+    blocks = int(KERNELS.programs(before + count, constants["BLOCK"])) - first
+    done = Launched(
+        *(memory, made, first, blocks, row),
+        lambda found: [source, stride, ranks, int(factor.view(np.uint32)), found, 0],
     )
-    Launch(parse(made.asm["ptx"]), blocks, memory, arguments, made.metadata.shared).run()
-    return memory.get(out, like), memory
+    result = memory.get(out, like)
+    with np.errstate(invalid="ignore"):
+        is_bad = dtype != "float32" and not np.isfinite(result.astype(np.float32)).all()
+    assert done.finds == [int(is_bad), 0, 6, 6, 0, 0]
+    return result, memory, source
 
 
 @pytest.mark.parametrize(("codec", "most"), [("one_bit", 4.2), ("int8", 5.1)])
@@ -221,14 +255,15 @@ def test_a_decoder_moves_each_byte_once(codec, most):
     the two threads that share a byte of bits."""
     chunk, count = CHUNK[codec], 4 * KERNELS.DECODED.value
     payload = cpu.quantize(codec, chunk, cpu.INPUTS["lognormal"]("float32", count, 1))[0]
-    got, memory = decoded(
+    got, memory, source = decoded(
         decoder(codec, chunk), codec, chunk, payload[None], 0, "float32", count, 1.0
     )
     assert same_bits(got, cpu.dequantize(codec, chunk, payload[None], 0, "float32", count))
-    reads = memory.reads[memory.place(memory.buffers[0].address, len(payload))]
+    reads = memory.reads[memory.place(source, len(payload))]
     record = _core.quantized_bytes(codec, chunk, chunk)
     assert (reads.reshape(-1, record)[:, 4:] == (2 if codec == "one_bit" else 1)).all()
-    assert int((memory.reads > 0).sum()) + int(memory.writes.sum()) == 4 * count + len(payload)
+    assert (reads > 0).all()
+    assert int(memory.writes.sum()) == 4 * count
     assert 4 * count + len(payload) <= most * count
     assert (memory.writes <= 1).all()
     assert memory.stores == {16: count // 4}
@@ -241,10 +276,10 @@ def test_offsets_have_64_bits(codec):
     count = full_and_more(codec, chunk)
     x, held = (cpu.INPUTS["lognormal"]("float32", count, seed) for seed in (1, 2))
     want = cpu.quantize(codec, chunk, x, held)
-    Encoded(encoder(codec, chunk, count="i64"), codec, chunk, x, held, before=FAR).check(want)
+    Encoded(encoder(codec, chunk), codec, chunk, x, held, before=FAR).check(want)
     bytes_before = _core.quantized_bytes(codec, chunk, FAR)
-    got, _ = decoded(
-        *(decoder(codec, chunk, count="i64"), codec, chunk),
+    got, _, _ = decoded(
+        *(decoder(codec, chunk), codec, chunk),
         *(want[0][None], 0, "float32", count, 1.0),
         before=FAR,
         bytes_before=bytes_before,

@@ -15,7 +15,7 @@ import pytest
 import pycollective as pc
 from pycollective import _core, schedule, typing
 from pycollective.bootstrap.options import TRANSPORTS
-from pycollective.compression.sparse_layout import VALUES
+from pycollective.compression.kernels import VALUES
 from tests.harness import ROOT
 
 WRONG = "tests/typing/wrong.py"

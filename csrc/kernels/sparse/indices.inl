@@ -128,12 +128,6 @@ inline bool decode_gaps(const std::byte* body, std::size_t unary_bytes, int widt
 
 constexpr std::byte kGaps{1};
 
-bool all_below(const std::uint32_t* indices, std::size_t count, std::uint64_t size) {
-  std::uint32_t largest = 0;
-  for (std::size_t i = 0; i < count; ++i) largest = largest < indices[i] ? indices[i] : largest;
-  return count == 0 || largest < size;
-}
-
 bool ascends(const std::uint32_t* indices, std::size_t count, std::uint64_t size) {
   if (count == 0) return true;
   bool good = true;

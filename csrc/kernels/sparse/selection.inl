@@ -5,7 +5,7 @@
 // Neighbours often have the same bin: each of four counts in a table of its own.
 template <int kBits>
 void histogram_apart(const float* left, std::size_t count, int shift, int bits,
-                     std::uint32_t prefix, std::int64_t* bins) {
+                     std::uint32_t prefix, std::uint32_t* bins) {
   std::uint32_t tables[4][1 << kBits] = {};
   const std::uint32_t within = (1U << bits) - 1;
   const auto one = [&](float value, std::uint32_t* table) {
@@ -17,11 +17,11 @@ void histogram_apart(const float* left, std::size_t count, int shift, int bits,
     for (std::size_t lane = 0; lane < 4; ++lane) one(left[i + lane], tables[lane]);
   for (; i < count; ++i) one(left[i], tables[0]);
   for (std::uint32_t bin = 0; bin <= within; ++bin)
-    bins[bin] += std::int64_t{tables[0][bin]} + tables[1][bin] + tables[2][bin] + tables[3][bin];
+    bins[bin] += tables[0][bin] + tables[1][bin] + tables[2][bin] + tables[3][bin];
 }
 
 void histogram(const float* left, std::size_t count, int shift, int bits, std::uint32_t prefix,
-               std::int64_t* bins) {
+               std::uint32_t* bins) {
   constexpr int kApart = 11;
   if (bits <= kApart) {
     histogram_apart<kApart>(left, count, shift, bits, prefix, bins);
@@ -146,10 +146,10 @@ inline Threshold histogram_threshold(const float* values, std::size_t count, std
   constexpr int kShifts[] = {20, 10, 0}, kBits[] = {11, 10, 10};
   std::uint32_t prefix = 0;
   for (int step = 0; step < 3; ++step) {
-    std::int64_t bins[1 << 11] = {};
+    std::uint32_t bins[1 << 11] = {};
     histogram(values, count, kShifts[step], kBits[step], prefix, bins);
     std::uint32_t bin = (1U << kBits[step]) - 1;
-    for (; static_cast<std::size_t>(bins[bin]) < k; --bin) k -= static_cast<std::size_t>(bins[bin]);
+    for (; bins[bin] < k; --bin) k -= bins[bin];
     prefix = prefix << kBits[step] | bin;
   }
   return {prefix, k};
@@ -184,26 +184,26 @@ inline bool for_selected(const float* values, std::size_t count_of, std::uint32_
   return next(keys_of(load<Floats>(rest)), i, (LaneMask{1} << (count_of - i)) - 1);
 }
 
-// Stores the lanes of the mask, and touches no more than `room` elements, which are enough.
+// Stores the lanes of the mask, the first of them where there is no more room, and touches no more
+// than `room` elements.
 inline void store_lanes(std::uint32_t* to, Words vector, LaneMask mask, std::size_t room) {
   const Words found = compress(vector, mask);
   if (room >= kLanes)
     store(to, found);
   else
-    std::memcpy(to, &found, count(mask) * sizeof(*to));
+    std::memcpy(to, &found, std::min(count(mask), room) * sizeof(*to));
 }
 
-std::int64_t select(const float* left, std::size_t count_of, std::uint32_t key, std::size_t ties,
-                    std::uint32_t* indices, std::size_t room) {
+std::size_t select(const float* left, std::size_t count_of, std::uint32_t key, std::size_t ties,
+                   std::uint32_t* indices, std::size_t room) {
   std::size_t found = 0;
-  const bool good = for_selected(left, count_of, key, ties, [&](std::size_t at, LaneMask mask) {
-    if (count(mask) > room - found) return false;
-    store_lanes(indices + found, ascending_from(static_cast<std::uint32_t>(at)), mask,
-                room - found);
-    found += count(mask);
-    return true;
+  for_selected(left, count_of, key, ties, [&](std::size_t at, LaneMask mask) {
+    const std::size_t left_over = room - found;
+    store_lanes(indices + found, ascending_from(static_cast<std::uint32_t>(at)), mask, left_over);
+    found += std::min(count(mask), left_over);
+    return found < room;
   });
-  return good ? static_cast<std::int64_t>(found) : kNoRoom;
+  return found;
 }
 
 // The one pass over a tensor, block by block. It computes x + held, sees whether all of it is
@@ -448,7 +448,8 @@ constexpr std::size_t kMostGuessed = 8;
 
 std::int64_t top_k_searched(const Gradient& gradient, std::size_t k, std::uint32_t* indices) {
   const Threshold threshold = find_threshold(gradient.left, gradient.count, k);
-  return select(gradient.left, gradient.count, threshold.key, threshold.ties, indices, k);
+  return static_cast<std::int64_t>(
+      select(gradient.left, gradient.count, threshold.key, threshold.ties, indices, k));
 }
 
 std::int64_t top_k(const Gradient& gradient, std::size_t k, std::uint32_t* indices) {

@@ -22,8 +22,8 @@ namespace {
 }  // namespace
 
 Sparse find_sparse() {
-  return {add,       top_k,   top_k_chunks, histogram,      select, take,
-          all_below, ascends, pack_indices, unpack_indices, sum,    scatter};
+  return {add,     top_k,        top_k_chunks,   histogram, select, take,
+          ascends, pack_indices, unpack_indices, sum,       scatter};
 }
 
 }  // namespace pycollective::PYCOLLECTIVE_LEVEL

@@ -26,7 +26,6 @@ struct Gradient {
 };
 
 constexpr std::int64_t kNotFinite = -1;  // an element of x + held is not: outputs hold anything
-constexpr std::int64_t kNoRoom = -2;
 
 // The largest chunk, in elements; a chunk is a multiple of kChunkStep.
 constexpr std::size_t kLargestChunk = 65536;
@@ -71,18 +70,17 @@ struct Sparse {
 
   // Where key >> (shift + bits) == prefix: bins[(key >> shift) & (2^bits - 1)] += 1.
   void (*histogram)(const float* left, std::size_t count, int shift, int bits, std::uint32_t prefix,
-                    std::int64_t* bins);
-  // The indices of all with a key above `key` and of the first `ties` that have it, ascending; how
-  // many, or kNoRoom where these are more than `room`.
-  std::int64_t (*select)(const float* left, std::size_t count, std::uint32_t key, std::size_t ties,
-                         std::uint32_t* indices, std::size_t room);
+                    std::uint32_t* bins);
+  // The indices of all with a key above `key` and of the first `ties` that have it, ascending, up
+  // to `room` of them; how many.
+  std::size_t (*select)(const float* left, std::size_t count, std::uint32_t key, std::size_t ties,
+                        std::uint32_t* indices, std::size_t room);
   // For each index in turn: value = left[i] in `dtype`, rounded to nearest even, never past the
   // largest finite number; left[i] -= value. Indices are below left's length.
   void (*take)(float* left, const std::uint32_t* indices, std::size_t count, Dtype dtype,
                void* values);
 
-  // Whether all indices are below `size`; and whether they ascend strictly, too.
-  bool (*all_below)(const std::uint32_t* indices, std::size_t count, std::uint64_t size);
+  // Whether indices ascend strictly, and are below `size`.
   bool (*ascends)(const std::uint32_t* indices, std::size_t count, std::uint64_t size);
 
   // `indices` ascend strictly. Bytes; `out` has room for packed_indices_bound().
@@ -97,10 +95,11 @@ struct Sparse {
   // becomes fp32's one. Allocates one and a half times as much.
   std::size_t (*sum)(const SparseVector* vectors, std::size_t n, Dtype dtype,
                      std::uint32_t* out_indices, float* out_values);
-  // out = 0 but out[indices] = values / divisor, rounded once to out_dtype. Indices ascend strictly
-  // below `size`, the length of `out`.
-  void (*scatter)(const SparseVector& vector, Dtype dtype, float divisor, void* out,
-                  std::size_t size, Dtype out_dtype);
+  // out = 0 but out[indices - first] = values / divisor, rounded once to the type; returns whether
+  // all are finite. Values are fp32. Indices ascend strictly from `first` on, and are below first +
+  // size, where `size` is the length of `out`.
+  bool (*scatter)(const SparseVector& vector, std::uint64_t first, float divisor, void* out,
+                  std::size_t size, Dtype dtype);
 };
 
 PYCOLLECTIVE_OF_EACH_LEVEL(Sparse find_sparse())

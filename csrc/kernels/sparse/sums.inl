@@ -77,22 +77,24 @@ std::size_t sum(const SparseVector* vectors, std::size_t n, Dtype dtype, std::ui
   return root.count;
 }
 
-template <class From, class To>
-void scatter_as(const SparseVector& vector, float divisor, void* out, std::size_t size) {
-  const auto* values = static_cast<const typename From::Stored*>(vector.values);
-  auto* const to = static_cast<typename To::Stored*>(out);
+template <class Type>
+bool scatter_as(const SparseVector& vector, std::uint64_t first, float divisor, void* out,
+                std::size_t size) {
+  const auto* values = static_cast<const float*>(vector.values);
+  auto* const to = static_cast<typename Type::Stored*>(out);
   if (size != 0) std::memset(out, 0, size * sizeof(*to));
+  std::uint32_t largest = 0;
   for (std::size_t i = 0; i < vector.count; ++i) {
-    const float value = From::widen(values[i]);
-    to[vector.indices[i]] = To::narrow(divisor == 1.0F ? value : value / divisor);
+    const auto stored = Type::narrow(divisor == 1.0F ? values[i] : values[i] / divisor);
+    to[vector.indices[i] - first] = stored;
+    largest = std::max(largest, key_of(Type::widen(stored)));
   }
+  return largest < kInfinity;
 }
 
-void scatter(const SparseVector& vector, Dtype dtype, float divisor, void* out, std::size_t size,
-             Dtype out_dtype) {
-  with_type(dtype, [&](auto from) {
-    with_type(out_dtype, [&](auto to) {
-      scatter_as<decltype(from), decltype(to)>(vector, divisor, out, size);
-    });
+bool scatter(const SparseVector& vector, std::uint64_t first, float divisor, void* out,
+             std::size_t size, Dtype dtype) {
+  return with_type(dtype, [&](auto type) {
+    return scatter_as<decltype(type)>(vector, first, divisor, out, size);
   });
 }

@@ -29,7 +29,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class TorchGroup:
-    """A process group over tensors on one device. Arrays go by way of it, and then the host waits.
+    """A process group over tensors on one device, behind its current stream's work.
+
+    Arrays go by way of it, and then the host waits.
 
     Args:
         group: of torch's.
@@ -47,19 +49,9 @@ class TorchGroup:
         if self._heard:
             group_of(group, device).name_ranks(members)
 
-    def all_to_all(self, rows: Bytes) -> Bytes:
-        return self._back(self.exchange(torch.from_numpy(rows).to(self._device)))
-
-    def all_gather(self, row: Bytes) -> Bytes:
-        return self._back(self.gather(torch.from_numpy(row).to(self._device)))
-
-    @staticmethod
-    def _back(found: torch.Tensor) -> Bytes:
-        array: Bytes = found.cpu().numpy()
-        return array
-
-    def exchange(self, rows: torch.Tensor) -> torch.Tensor:
-        """`all_to_all` of bytes on the device, behind its current stream's work."""
+    def all_to_all(self, rows: Any) -> Any:
+        if isinstance(rows, np.ndarray):
+            return self._back(self.all_to_all(torch.from_numpy(rows).to(self._device)))
         out = torch.empty_like(rows)
         if rows.numel() and self._heard:
             group_of(self._group, self._device).exchange(list(rows), out)
@@ -68,8 +60,9 @@ class TorchGroup:
                 dist.all_to_all_single(out.view(-1), rows.view(-1), group=self._group)
         return out
 
-    def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """`all_gather` of bytes on the device, behind its current stream's work."""
+    def all_gather(self, row: Any) -> Any:
+        if isinstance(row, np.ndarray):
+            return self._back(self.all_gather(torch.from_numpy(row).to(self._device)))
         out = row.new_empty((self.size, row.numel()))
         if row.numel() and self._heard:
             group_of(self._group, self._device).exchange([row] * self.size, out)
@@ -77,6 +70,17 @@ class TorchGroup:
             with self._named():
                 _all_gather(out.view(-1), row, group=self._group)
         return out
+
+    @staticmethod
+    def _back(found: torch.Tensor) -> Bytes:
+        array: Bytes = found.cpu().numpy()
+        return array
+
+    def reordered(self, rows: Any, numbers: Sequence[int]) -> Any:
+        if isinstance(rows, np.ndarray):
+            return rows[list(numbers)]
+        # An index would have to come from the host, which would wait.
+        return torch.stack([rows[number] for number in numbers])
 
     @contextmanager
     def _named(self) -> Iterator[None]:

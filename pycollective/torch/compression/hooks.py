@@ -28,8 +28,17 @@ def _run(
 def one_bit_hook(state: OneBitState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients, 1 bit an element between hosts, with error feedback.
 
-    ``ddp.register_comm_hook(OneBitState(ddp), one_bit_hook)``. The gradients of one backward are a
-    step: if any is not finite on any rank, its bucket is NaN on all, and no residual changes.
+    ``ddp.register_comm_hook(OneBitState(ddp), one_bit_hook)``. For each bucket:
+
+    1. The ranks of a host add up their gradients, exactly.
+    2. A rank adds the residual to its shard of that sum, quantizes it, and keeps the difference as
+       the new residual (error feedback).
+    3. Hosts exchange the quantized shards: all-to-all, sum, quantize again, all-gather.
+    4. Every rank decodes the averages into the bucket.
+
+    The gradients of one backward are a step: if any is not finite on any rank, its bucket is NaN on
+    all, and no residual changes. Where all ranks are on one host nothing is compressed, unless the
+    state was made with ``between="ranks"``.
 
     Args:
         state: made of the same model.

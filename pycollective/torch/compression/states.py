@@ -6,7 +6,6 @@ all others in the order of their shape. Residuals are kept in the same order.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, TypeVar
@@ -15,23 +14,25 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pycollective.compression.arrays import Floats
+from pycollective import _core
+from pycollective.compression.arrays import WHAT, Window
 from pycollective.compression.checkpoint import SavedByStateDict
-from pycollective.compression.feedback import Common, Compress, ErrorFeedback, Options, Shape
+from pycollective.compression.feedback import ErrorFeedback
+from pycollective.compression.options import Common, Compress, Options, Shape
 from pycollective.compression.quantized import QuantizedOptions
-from pycollective.compression.sparse import SparseOptions
+from pycollective.compression.top_k import TopKOptions
 from pycollective.errors import ConfigurationError
-from pycollective.torch.compression.devices.feedback import DeviceFeedback
-from pycollective.torch.compression.devices.quantized import DeviceQuantizedOptions
-from pycollective.torch.compression.devices.sparse import DeviceSparseOptions
+from pycollective.segments import DTYPES
+from pycollective.torch.compression.devices import Later
 from pycollective.torch.compression.groups import TorchGroup, group_maker
+from pycollective.torch.compression.kernels import TritonKernels
 from pycollective.torch.ordered.calls import fail
 from pycollective.torch.streams import issue, streams_of
 from pycollective.torch.worker import Worker
 from pycollective.typing import Between, By, Exchange, Values
 
 Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _CPU = torch.device("cpu")
 _T = TypeVar("_T")
 
@@ -49,32 +50,17 @@ class FlatTensor:
             )
         if not tensor.is_contiguous():
             raise ConfigurationError("a gradient to compress must be contiguous")
-        self._flat = tensor.detach().view(-1)
-        self.count = tensor.numel()
-
-    def part(self, start: int, stop: int) -> torch.Tensor:
-        return self._flat[start:stop]
-
-    def widen(self, start: int, stop: int, out: Floats) -> None:
-        torch.from_numpy(out).copy_(self._flat[start:stop])
-
-    def put(self, start: int, values: Floats) -> None:
-        self._flat[start : start + values.size].copy_(torch.from_numpy(values))
-
-    def fill(self, value: float) -> None:
-        self._flat.fill_(value)
-
-    def is_finite(self) -> bool:
-        # Some 30 times as fast as torch.isfinite; a NaN is both.
-        least, most = self._flat.aminmax() if self.count else (0.0, 0.0)
-        return math.isfinite(least) and math.isfinite(most)
-
-    def is_zero(self) -> bool:
-        return not self._flat.any()
-
-    @property
-    def narrow(self) -> bool:
-        return self._flat.itemsize == 2
+        self.array = tensor.detach().view(-1)
+        if device.type == "cpu":
+            self.address, self.count, self.dtype = _core.flat_floats(tensor.detach(), WHAT, True)
+            return
+        if tensor.is_neg() or (tensor.numel() and not tensor.data_ptr()):
+            raise ConfigurationError(
+                "a gradient to compress must have memory of its own, with its numbers as they are: "
+                "give its to_local(), or its resolve_neg()"
+            )
+        self.address, self.count = tensor.data_ptr(), tensor.numel()
+        self.dtype = _DTYPES.index(tensor.dtype)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -166,14 +152,6 @@ def _device_of(parameter: torch.Tensor) -> torch.device:
     return _CPU if parameter.device.type in ("cpu", "meta") else parameter.device
 
 
-def _on_device(options: Options, device: torch.device) -> Options:
-    """The options of the same codec on a device."""
-    fields = vars(options)
-    if isinstance(options, QuantizedOptions):
-        return DeviceQuantizedOptions(**fields, device=device)
-    return DeviceSparseOptions(**fields, device=device)
-
-
 class State(SavedByStateDict):
     """Error feedback for a model's parameters; collective over the group it was made for.
 
@@ -213,15 +191,16 @@ class State(SavedByStateDict):
 
         self._streams = streams_of(self._device, name)
         maker = group_maker(group, self._device if devices else None)
-        self._feedback: ErrorFeedback
-        if self._streams is not None:
-            there = _on_device(options, self._device)
-            self._feedback = DeviceFeedback(
-                name, shapes, maker, there, common, self._device, self._streams
+        given = name, shapes, maker, options, common
+        if (streams := self._streams) is None:
+            self._feedback = ErrorFeedback(*given)
+        else:
+            self._feedback = ErrorFeedback(
+                *given,
+                kernels=lambda: TritonKernels(self._device),
+                learning=lambda groups: Later(streams, name, groups.all),
             )
             self._whole.prepare()
-        else:
-            self._feedback = ErrorFeedback(name, shapes, maker, options, common)
         self._names = {id(tensor): name for name, tensor in self._parameters.items()}
         # Exchanges of several buckets run in the buckets' order on every rank, while backward
         # goes on. On devices they run on a stream, and are issued at the call.
@@ -263,8 +242,7 @@ class State(SavedByStateDict):
         if number == 0:
             if self._exchange_thread.busy:  # with what a backward has issued that was given up
                 self._exchange_thread.drain()
-            if isinstance(feedback, DeviceFeedback):
-                feedback.meet()
+            feedback.meet()
             self._skips_compression = feedback.is_dense_for_good
         bucket_key = number, buffer.numel(), buffer.dtype, buffer.device
         # A bucket that was looked at once costs no more than in a dense hook.
@@ -280,7 +258,7 @@ class State(SavedByStateDict):
         self, bucket: dist.GradBucket, buffer: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
         whole = FlatTensor(buffer, self._device)
-        gradients = self._gradients(bucket, buffer)
+        gradients = self._gradients(bucket, whole)
         if self._skips_compression:
             return self._average_soon(bucket, buffer)
         first, last = bucket.index() == 0, bucket.is_last()
@@ -314,9 +292,9 @@ class State(SavedByStateDict):
         self._exchange_thread.post(exchange)
         return future
 
-    def _gradients(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, FlatTensor]:
+    def _gradients(self, bucket: dist.GradBucket, whole: FlatTensor) -> dict[str, Window]:
         """The gradients in a bucket, by name."""
-        found: dict[str, FlatTensor] = {}
+        found: dict[str, Window] = {}
         at = 0
         for parameter in bucket.parameters():
             name = self._names.get(id(parameter))
@@ -327,7 +305,7 @@ class State(SavedByStateDict):
                     "that DDP wraps, after parameters were moved or replaced"
                 )
             # By place in the bucket, not by its views: those may be strided (channels last).
-            found[name] = FlatTensor(buffer[at : at + parameter.numel()], self._device)
+            found[name] = Window(whole, at, at + parameter.numel())
             at += parameter.numel()
         return found
 
@@ -380,7 +358,7 @@ class State(SavedByStateDict):
         flats = {name: self._flat_of(name, tensor) for name, tensor in gradients.items()}
         for name, flat in flats.items():
             self._feedback.item(name, flat)  # refused here, where no other rank hears of it
-        tensors = [flat.part(0, flat.count) for flat in flats.values()]
+        tensors = [flat.array for flat in flats.values()]
         return self._call(lambda: self._feedback.all_reduce(flats), *tensors)
 
     def _flat_of(self, name: str, tensor: torch.Tensor) -> FlatTensor:
@@ -607,7 +585,7 @@ class TopKState(State):
 
         The other arguments are those of `pycollective.compression.TopKState`.
         """
-        self._options = SparseOptions(density, by, chunk, values, exchange, warm_up, decay)
+        self._options = TopKOptions(density, by, chunk, values, exchange, warm_up, decay)
         common = Common(between, compress, dense_steps)
         super().__init__(parameters, group, self._options, common)
 

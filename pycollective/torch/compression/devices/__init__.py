@@ -1,1 +1,0 @@
-"""Compression of tensors on devices, whose host never waits within a step."""
