@@ -56,11 +56,11 @@ from pycollective.triton.tables import (
 CHUNKS = tl.constexpr(4)  # of a program that encodes
 SUMS = tl.constexpr(32)  # of a chunk
 ENCODE = {"num_warps": 1, "enable_fp_fusion": False}
-DECODE = {"num_warps": 2, "enable_fp_fusion": False}
 # Elements of the longest chunks that stay in registers, of four chunks in those of 32 threads.
 _KEPT = {"one_bit": 1024, "int8": 512}
 _REREAD = 128  # at most, of a chunk that is read twice
 _VECTOR = 16  # bytes that a thread moves at once
+_FEW = 256  # rows; of more, the sums that wait need the registers of more threads
 _UNROLLED = 8  # rows; of more, four at a time are added up in a loop
 DECODED = tl.constexpr(1024)  # elements of a program
 PIECE = tl.constexpr(128)  # at most, of what is done with a mask at once
@@ -68,6 +68,7 @@ COPIED = tl.constexpr(1024)  # elements of a program that encodes what is not co
 _LARGEST_SCALE = tl.constexpr(8454659 * 2.0**98)  # of int8: 127 times the next is not finite
 _LEAST_NORMAL = tl.constexpr(2.0**-126)
 _INFINITY = tl.constexpr(0x7F800000)
+_MINUS_0 = tl.constexpr(-0x80000000)
 _LEAST_CHUNK, _MOST_CHUNK, _MOST_ROWS = 64, 1 << 16, 1 << 15
 _ELEMENTS_OF_A_BYTE = {"one_bit": 8, "int8": 1}
 # Added to a number below 2^22 in magnitude, the lowest bits are the nearest integer's, the even
@@ -99,8 +100,9 @@ def _elements(
         other = 0 if MASKED else None
         c = widened(tl.load(x + here, mask=mask, other=other), TYPE)
         magnitudes += tl.abs(c)
-        # To add -0 changes no number.
-        c += tl.load(held + here, mask=mask & are_held if MASKED else are_held, other=-0.0)
+        # To add -0 changes no number. Of a float Triton 3.6 would make +0.
+        word = tl.load(held + here, mask=mask & are_held if MASKED else are_held, other=_MINUS_0)
+        c += word.to(tl.float32, bitcast=True)
         cs = cs + (c,)
     return cs, magnitudes
 
@@ -332,7 +334,7 @@ def encode(
             else:
                 first = program * SIZE
                 x += first
-                held = pointer(row, HELD, tl.float32, ALIGNED) + first
+                held = pointer(row, HELD, tl.int32, ALIGNED) + first
                 left = pointer(row, LEFT, tl.float32, ALIGNED) + first
                 is_held = tl.load(row + HELD)  # 0: nothing
                 message += program * RECORDS
@@ -522,6 +524,52 @@ def _decoded(
 
 
 @triton.jit
+def _segment(
+    row,
+    program,
+    messages,
+    stride,
+    divisor,
+    is_bad,
+    is_zero,
+    found,
+    CODEC: tl.constexpr,
+    FLOATS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FOURS: tl.constexpr,
+    FOUR: tl.constexpr,
+    REST: tl.constexpr,
+    DIVIDE: tl.constexpr,
+    TYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    CHECK: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """What one of the segment's programs decodes."""
+    LEAST: tl.constexpr = min(BLOCK, PIECE)
+    WORD: tl.constexpr = tl.int32 if TYPE == "float32" else tl.int16
+    payload = messages + tl.load(row + AT)
+    out = pointer(row, ADDRESS, WORD, ALIGNED)
+    count = tl.load(row + COUNT)
+    full = count // DECODED
+    if program < full:
+        first = program * DECODED
+        _decoded(
+            *(payload, stride, out + first, first, DECODED, divisor, is_bad, is_zero, found),
+            *(CODEC, FLOATS, CHUNK, BLOCK, DECODED, FOURS, FOUR, REST, DIVIDE, FORMAT, CHECK),
+            False,
+        )
+    else:
+        first = full * DECODED + (program - full) * LEAST
+        _decoded(
+            *(payload, stride, out + first, first, count - first, divisor, is_bad, is_zero, found),
+            *(CODEC, FLOATS, CHUNK, LEAST, LEAST, FOURS, FOUR, REST, DIVIDE, FORMAT, CHECK),
+            True,
+        )
+
+
+@triton.jit
 def _all_say(messages, stride, ranks, item):
     """Whether the headers of all messages have a parameter's bit."""
     byte = messages + FIELDS + item // 8
@@ -545,14 +593,15 @@ def decode(
     divisor,
     found,
     zero_at,
-    CODECS: tl.constexpr,
+    CODEC: tl.constexpr,
+    PACKED: tl.constexpr,
+    FLOATS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     FOURS: tl.constexpr,
     FOUR: tl.constexpr,
     REST: tl.constexpr,
     DIVIDE: tl.constexpr,
-    FLOATS: tl.constexpr,
     ZEROS: tl.constexpr,
     TYPE: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -563,11 +612,9 @@ def decode(
     `dequantize`.
 
     There are `FOURS` times four messages and those that `REST` combines. A program's rows have
-    `BLOCK` elements, each of one chunk. `CODECS` are those that segments have, with "float32" for
-    what is not compressed, which lies at multiples of `FLOATS` bytes. `ZEROS`: `zero_at` is not 0.
+    `BLOCK` elements, each of one chunk. `PACKED`: segments may be compressed. Those that are not
+    lie at multiples of `FLOATS` bytes; 0: there is none. `ZEROS`: `zero_at` is not 0.
     """
-    LEAST: tl.constexpr = min(BLOCK, PIECE)
-    WORD: tl.constexpr = tl.int32 if TYPE == "float32" else tl.int16
     CHECK: tl.constexpr = ZEROS or TYPE != "float32"
     stride = stride.to(tl.int64)
     row, program = row_of_program(rows, row_of)
@@ -580,26 +627,22 @@ def decode(
             is_zero = _all_say(messages, stride, ranks, item)
             if is_zero & (not is_bad):
                 tl.atomic_or(found + zero_at + item, 1, sem="relaxed")
-        payload = messages + tl.load(row + AT)
-        out = pointer(row, ADDRESS, WORD, ALIGNED)
-        count = tl.load(row + COUNT)
-        full = count // DECODED
-        for number in tl.static_range(len(CODECS)):
-            if (tl.load(row + K) == 0) == (CODECS[number] == "float32"):
-                if program < full:
-                    first = program * DECODED
-                    _decoded(
-                        *(payload, stride, out + first, first, DECODED, divisor),
-                        *(is_bad, is_zero, found, CODECS[number], FLOATS, CHUNK, BLOCK, DECODED),
-                        *(FOURS, FOUR, REST, DIVIDE, FORMAT, CHECK, False),
-                    )
-                else:
-                    first = full * DECODED + (program - full) * LEAST
-                    _decoded(
-                        *(payload, stride, out + first, first, count - first, divisor),
-                        *(is_bad, is_zero, found, CODECS[number], FLOATS, CHUNK, LEAST, LEAST),
-                        *(FOURS, FOUR, REST, DIVIDE, FORMAT, CHECK, True),
-                    )
+        if PACKED:
+            is_packed = tl.load(row + K) != 0
+            if is_packed:
+                _segment(
+                    *(row, program, messages, stride, divisor, is_bad, is_zero, found, CODEC),
+                    *(FLOATS, CHUNK, BLOCK, FOURS, FOUR, REST, DIVIDE, TYPE, FORMAT, CHECK),
+                    ALIGNED,
+                )
+        if FLOATS > 0:
+            is_plain = tl.load(row + K) == 0
+            if is_plain:
+                _segment(
+                    *(row, program, messages, stride, divisor, is_bad, is_zero, found, "float32"),
+                    *(FLOATS, CHUNK, BLOCK, FOURS, FOUR, REST, DIVIDE, TYPE, FORMAT, CHECK),
+                    ALIGNED,
+                )
 
 
 def _combines(terms: int) -> tuple[bool, ...]:
@@ -623,10 +666,11 @@ def encode_constants(codec: str, chunk: int, number: int, aligned: bool) -> dict
 
 
 def decode_constants(
-    codecs: tuple[str, ...],
+    codec: str,
     chunk: int,
     rows: int,
     divisor: float,
+    packed: bool,
     floats: int,
     zeros: bool,
     number: int,
@@ -635,7 +679,8 @@ def decode_constants(
     """Return the constexprs of `decode` for results of the dtype of this number."""
     fours, rest = divmod(rows, 4) if rows > _UNROLLED else (0, rows)
     return {
-        "CODECS": codecs,
+        "CODEC": codec,
+        "PACKED": packed,
         "CHUNK": chunk,
         "BLOCK": math.gcd(chunk, DECODED.value),
         "FOURS": fours,
@@ -649,6 +694,11 @@ def decode_constants(
         "NUMBER": number,
         "ALIGNED": aligned,
     }
+
+
+def decode_options(rows: int) -> dict[str, Any]:
+    """Return the options of `decode`: the sums of very many ranks need more registers."""
+    return {"num_warps": 2 if rows <= _FEW else 4, "enable_fp_fusion": False}
 
 
 def quantize(
@@ -740,22 +790,21 @@ def dequantize(
     needed = programs(table[:, segments.COUNT], math.gcd(chunk, DECODED.value))
     # A segment without elements may be a parameter's only one.
     made = tables.of(table, np.maximum(needed, 1) if zero_at else needed)
-    codecs = (codec,) if is_packed.any() else ()
-    floats = 1
+    floats = 0
     if not is_packed.all():
-        codecs += ("float32",)
         places = messages.data_ptr() + table[:, segments.AT][~is_packed]
         floats = int(np.gcd.reduce(np.append(places, (stride, _VECTOR))))
     with torch.accelerator.device_index(messages.device.index):
         for number in made.dtypes:
             constants = decode_constants(
-                *(codecs, chunk, ranks, divisor, floats, zero_at != 0, number, made.aligned)
+                *(codec, chunk, ranks, divisor, bool(is_packed.any()), floats, zero_at != 0),
+                *(number, made.aligned),
             )
             factor = divisor if constants["DIVIDE"] else 1 / divisor
             decode[made.programs,](
                 *(made.rows, made.row_of, messages, stride, ranks, factor, found, zero_at),
                 **constants,
-                **DECODE,
+                **decode_options(ranks),
             )
 
 

@@ -157,10 +157,11 @@ def test_one_number_that_is_not_finite_anywhere(codec, bad):
     count = 4 * 64 + 45
     good = INPUTS["normal"]("float32", count, 0)
     for number, at in enumerate([0, 70, 255, 256, count - 1]):
-        worse = good.copy()
-        worse[at] = bad
+        worse, alone = good.copy(), np.zeros_like(good)
+        worse[at] = alone[at] = bad
         dtype = dtype_of(DTYPES[number % 3])
-        assert check_quantized(codec, 64, worse.astype(dtype)) is None
+        for x in (worse, alone):
+            assert check_quantized(codec, 64, x.astype(dtype)) is None
         assert check_quantized(codec, 64, good.astype(dtype), worse) is None
 
 
@@ -391,11 +392,10 @@ def test_headers_are_written_beside_numbers(kernels):
         assert (message[28 + 4 * len(x) :] == 0xA5).all()
 
 
-def received(codec, ranks, gap=GAP, first=None):
-    """Messages of ranks, whose headers say that parameters 1, 6, 7 and 8 are all zero; and all but
-    one rank's that 0 and 3 are."""
-    first = BITS_AT + 2 if first is None else first
-    cases = [Case(codec, 64, first, gap=gap) for _ in range(ranks)]
+def received(codec, ranks):
+    """Messages of ranks. All headers say that parameters 1, 6, 7 and 8 are all zero; all but the
+    first also 0 and 3."""
+    cases = [Case(codec, 64, BITS_AT + 2) for _ in range(ranks)]
     messages = torch.zeros(ranks, cases[0].size, dtype=torch.uint8)
     for seed, (case, message) in enumerate(zip(cases, messages, strict=True)):
         for x, each in zip(case.x, SEGMENTS, strict=True):

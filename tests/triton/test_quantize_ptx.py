@@ -44,18 +44,19 @@ def decoder(
     dtype="float32",
     divisor=1.0,
     aligned=True,
-    target="90",
     zeros=False,
-    floats=1,
+    floats=0,
+    target="90",
 ):
-    codecs = (codec, "float32") if zeros else (codec,)
     numbers = {"stride": "i32", "ranks": "i32", "divisor": "fp32"}
     number = segments.DTYPES.index(dtype)
     return compiled(
         KERNELS.decode,
         {**TABLE, **numbers, "found": "*i32", "zero_at": "i32"},
-        KERNELS.decode_constants(codecs, chunk, rows, divisor, floats, zeros, number, aligned),
-        KERNELS.DECODE,
+        KERNELS.decode_constants(
+            *(codec, chunk, rows, divisor, True, floats, zeros, number, aligned)
+        ),
+        KERNELS.decode_options(rows),
         target=GPUTarget("cuda", int(target), 32),
     )
 
@@ -211,7 +212,7 @@ def test_sums_are_the_cpus(codec, chunk, rows, dtype, aligned, target):
     """Of payloads of any bytes, and of such whose order shows."""
     count, at = 2 * KERNELS.DECODED.value + 333, 7
     divisor = float(rows)
-    made = decoder(codec, chunk, rows, dtype, divisor, aligned, target)
+    made = decoder(codec, chunk, rows, dtype, divisor, aligned, target=target)
     size = _core.quantized_bytes(codec, chunk, count)
     messages = np.random.default_rng(rows).integers(0, 256, (rows, at + size), np.uint8)
     honest = messages.copy()
@@ -233,7 +234,9 @@ def decoded(
     out = memory.allocate("out", like.nbytes, 0 if aligned else like.itemsize)
     ranks, stride = messages.shape
     number = segments.DTYPES.index(dtype)
-    constants = KERNELS.decode_constants((codec,), chunk, ranks, divisor, 1, False, number, aligned)
+    constants = KERNELS.decode_constants(
+        *(codec, chunk, ranks, divisor, True, 0, False, number, aligned)
+    )
     factor = np.float32(divisor if constants["DIVIDE"] else 1 / divisor)
     row = [out - before * like.itemsize, number, before + count, 0, at - bytes_before, 1, 0, 0, 0]
     first = before // KERNELS.DECODED.value
@@ -290,8 +293,10 @@ def test_offsets_have_64_bits(codec):
 FITTING = [
     *((encoder, "one_bit", 1024), (decoder, "int8", 256, 27, "float32", 27.0)),
     (encoder, "int8", 256),
+    (decoder, "one_bit", 1024, 8, "bfloat16", 8.0, True, True, 16),
 ]
 FITTING_MORE = [
+    (decoder, "int8", 256, 27, "float32", 27.0, False, True, 1),
     (decoder, "one_bit", 1024, 1),
     *((encoder, codec, chunk) for codec in cpu.CODECS for chunk in (64, 512, 65536)),
     (encoder, "int8", 1024),
