@@ -1,4 +1,5 @@
-"""An ordered reduction by torch's own operations, with the bits of the kernels on every device.
+"""Ordered reductions, and what they send, by torch's own operations; with the bits of the kernels
+on every device.
 
 Not a cast to a narrow type among them: whether one keeps subnormals, saturates or is rounded twice
 differs with devices and versions (docs/contract.md). Words are rounded as integers instead.
@@ -12,6 +13,7 @@ import torch
 
 from pycollective.order import TAKE
 from pycollective.triton.formats import FORMATS, NARROW, Format, words
+from pycollective.triton.header_check import BYTES, FITS, NUMBER, WORDS, Check
 
 _COMBINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     **{"sum": torch.add, "avg": torch.add, "prod": torch.mul},
@@ -28,6 +30,7 @@ def reduce(
     leaves: int,
     dtype: torch.dtype,
     finish: bool,
+    check: Check | None = None,
 ) -> None:
     """Combine the rows of `terms` into `out`; as `pycollective.triton.reduce.reduce`, of any
     number of rows."""
@@ -52,6 +55,62 @@ def reduce(
         if finish:
             x = x.masked_fill(_is_nan(x, FORMATS[out.dtype]), FORMATS[out.dtype].nan)
     words(out).copy_(x)
+    if check is not None:
+        compare(out, check)
+
+
+def compare(out: torch.Tensor, check: Check) -> None:
+    """Compare headers, make `out` NaN where they differ, tell the host, and count the call.
+
+    As the end of `pycollective.triton.reduce.reduce` does it; see `Check`.
+    """
+    heads = check.rows[:, :WORDS]
+    differs = (heads[:, :FITS] != heads[check.rank, :FITS]).any() | (heads[:, FITS] == 0).any()
+    if out.dtype in FORMATS:
+        words(out).masked_fill_(differs, FORMATS[out.dtype].nan)
+    found = check.found.to(heads.device, non_blocking=True)
+    is_first = differs & (found[0] == 0)
+    # The flag behind the headers: a host that sees it sees them.
+    check.found[1:].copy_(torch.where(is_first, heads.flatten(), found[1:]), non_blocking=True)
+    check.found[:1].copy_(found[:1] | differs, non_blocking=True)
+    if check.last:
+        check.number.add_(1)
+
+
+def lay_out(
+    leaves: torch.Tensor,
+    step: int,
+    size: int,
+    rows: torch.Tensor,
+    header: Sequence[int],
+    number: torch.Tensor,
+    fits: torch.Tensor | None = None,
+) -> None:
+    """Write messages: a header each, and a part of the leaves; as `pycollective.triton.rows`."""
+    heads = rows[:, :BYTES].view(torch.int64)
+    told: list[int | torch.Tensor] = list(header)
+    told[NUMBER] = number + 1
+    if fits is not None:
+        told[FITS] = fits
+    for word, value in enumerate(told):  # as an argument of its kernel a number is not uploaded
+        heads[:, word] = value
+    parts = rows[:, BYTES:][:, : size * leaves.itemsize].view(leaves.dtype)
+    full = 0
+    if step and leaves.numel() >= size:
+        full = min(len(rows), (leaves.numel() - size) // step + 1)
+        parts[:full].copy_(leaves.as_strided((full, size), (step, 1), leaves.storage_offset()))
+    for i in range(full, len(rows)):
+        part = leaves[i * step : i * step + size]
+        parts[i, : part.numel()].copy_(part)
+
+
+def narrowed(leaves: torch.Tensor, out: torch.Tensor, fits: torch.Tensor) -> None:
+    """Cast leaves to a narrow type; as `pycollective.triton.rows.narrowed`."""
+    to = FORMATS[out.dtype]
+    is_nan = leaves.isnan()
+    word = _rounded(leaves, words(out).dtype, to).masked_fill_(is_nan, to.nan)
+    words(out).copy_(word)
+    fits.copy_(((words(out.to(torch.float32)) == words(leaves)) | is_nan).all())
 
 
 def _taken(row: torch.Tensor, op: str) -> torch.Tensor:

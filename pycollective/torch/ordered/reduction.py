@@ -1,5 +1,7 @@
-"""The reduction of what lies in one memory: native on CPUs, Triton or torch's own operations on
-devices. All give the same bits."""
+"""What ordered calls do to one memory: lay out messages, reduce what came, and compare headers.
+
+Native on CPUs, Triton or torch's own operations on devices. All give the same bits.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,9 @@ from pycollective import _core
 from pycollective.dtypes import TRAITS
 from pycollective.torch.ordered import plain
 from pycollective.triton.formats import name_of
+from pycollective.triton.header_check import Check
+
+__all__ = ["Check", "lay_out", "narrowed", "node_dtype", "reduce"]
 
 _MOST_ROWS = 64  # of the Triton kernel
 
@@ -24,7 +29,85 @@ def node_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
     return torch.float32 if wide and traits.accumulator > traits.size else dtype
 
 
+def lay_out(
+    leaves: torch.Tensor,
+    step: int,
+    size: int,
+    rows: torch.Tensor,
+    header: Sequence[int],
+    number: torch.Tensor,
+    fits: torch.Tensor | None = None,
+) -> None:
+    """Write a message for each of some ranks: a header of 64 bytes, and a part of the leaves.
+
+    Args:
+        leaves: flat and contiguous.
+        step: row i has the leaves from element ``i * step`` on;
+        size: so many, or those that are left. Of the rest of a row any bytes may be written.
+        rows: uint8, ``(n, bytes)``, contiguous rows, a multiple of 64 bytes apart, which begin at
+            multiples of 8 bytes.
+        header: its 8 words, of 64 bits. The second is not used: ``number + 1`` is written.
+        number: int64, ``(1,)``, on the device of all tensors: how many calls have ended.
+        fits: int64, ``(1,)``, there: the header's last word. None: that of `header`.
+    """
+    plain.lay_out(leaves, step, size, rows, header, number, fits)
+
+
+def narrowed(leaves: torch.Tensor, out: torch.Tensor, fits: torch.Tensor) -> None:
+    """Cast fp32 leaves to a narrow type, and see whether they are the same numbers.
+
+    Args:
+        leaves: flat and contiguous.
+        out: as long, of float16, bfloat16 or a float of 8 bits. Numbers are rounded to nearest,
+            ties to even; a NaN becomes the contract's.
+        fits: int64, ``(1,)``, becomes 1 if each leaf has exactly a value of `out`'s type, with its
+            sign, or is a NaN; else 0.
+    """
+    plain.narrowed(leaves, out, fits)
+
+
 def reduce(
+    terms: Sequence[torch.Tensor] | torch.Tensor,
+    out: torch.Tensor,
+    op: str,
+    recipe: Sequence[int],
+    leaves: int,
+    dtype: torch.dtype,
+    finish: bool,
+    check: Check | None = None,
+) -> None:
+    """Combine leaves of `dtype` and nodes, ascending, into a node or the result.
+
+    Args:
+        terms: flat and contiguous, as long as `out`, of `dtype` or `node_dtype`; or the rows of a
+            matrix.
+        out: of `node_dtype`, or for a result of `dtype`. It may be one of the terms on a CPU, and
+            overlaps none on a device.
+        op: as the contract names it.
+        recipe: which are combined, as `pycollective.order.recipe` has it.
+        leaves: of the whole order; `avg` divides by it.
+        finish: whether `out` is the result.
+        check: headers to compare by the way, see `Check`; also of an empty `out`.
+    """
+    if out.device.type == "cpu":
+        _reduce_here(list(terms), out, op, recipe, leaves, dtype, finish)
+        if check is not None:
+            plain.compare(out, check)
+    elif len(terms) == 1 and not finish and check is None:
+        out.copy_(terms[0])
+    else:
+        rows = _rows(terms)
+        if len(terms) <= _MOST_ROWS and _has_triton(out.device.type):
+            from pycollective.triton import reduce as kernel
+
+            kernel.reduce(rows, out, op, recipe, leaves, dtype, finish)
+            if check is not None:
+                plain.compare(out, check)
+        else:
+            plain.reduce(rows, out, op, recipe, leaves, dtype, finish, check)
+
+
+def _reduce_here(
     terms: Sequence[torch.Tensor],
     out: torch.Tensor,
     op: str,
@@ -33,36 +116,21 @@ def reduce(
     dtype: torch.dtype,
     finish: bool,
 ) -> None:
-    """Combine leaves of `dtype` and nodes, ascending, into a node or the result.
-
-    Args:
-        terms: flat and contiguous, as long as `out`, of `dtype` or `node_dtype`.
-        out: of `node_dtype`, or for a result of `dtype`. It may be one of the terms on a CPU, and
-            overlaps none on a device.
-        op: as the contract names it.
-        recipe: which are combined, as `pycollective.order.recipe` has it.
-        leaves: of the whole order; `avg` divides by it.
-        finish: whether `out` is the result.
-    """
+    """By the native kernels, in the host's memory."""
+    if out.numel() == 0:
+        return
     if len(terms) == 1 and not finish:
         out.copy_(terms[0])
-    elif out.device.type == "cpu":
-        if finish and len(terms) == leaves and all(each.dtype == out.dtype for each in terms):
-            _core.reduce_into(terms, op, out)
-        else:
-            _core.combine_into(terms, recipe, leaves, op, name_of(dtype), out, finish)
+    elif finish and len(terms) == leaves and all(each.dtype == out.dtype for each in terms):
+        _core.reduce_into(terms, op, out)
     else:
-        rows = _rows(terms)
-        if len(terms) <= _MOST_ROWS and _has_triton(out.device.type):
-            from pycollective.triton import reduce as kernel
-
-            kernel.reduce(rows, out, op, recipe, leaves, dtype, finish)
-        else:
-            plain.reduce(rows, out, op, recipe, leaves, dtype, finish)
+        _core.combine_into(terms, recipe, leaves, op, name_of(dtype), out, finish)
 
 
-def _rows(terms: Sequence[torch.Tensor]) -> torch.Tensor:
+def _rows(terms: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
     """The terms as rows of one matrix: as they lie, if they do, or a copy."""
+    if isinstance(terms, torch.Tensor):
+        return terms
     first = terms[0]
     if len(terms) == 1:
         return first.view(1, -1)
