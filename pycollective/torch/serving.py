@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -31,3 +32,21 @@ def own_backend(group: dist.ProcessGroup, device: torch.device) -> Any:
     """The backend pycollective that serves tensors on such a device; None where another does."""
     backend, shim = backend_of(group, device), loading.loaded()
     return backend if shim is not None and isinstance(backend, shim.Backend) else None
+
+
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:
+    """How long a group's ranks wait for each other's tensors on such a device: seconds."""
+    options = getattr(backend_of(group, device), "options", None)
+    limit = options._timeout if options is not None else dist.constants.default_pg_timeout
+    return float(limit.total_seconds())
+
+
+def store_of(group: dist.ProcessGroup, name: str) -> dist.Store:
+    """The part of a group's store with this name, behind a client of its own where that can be.
+
+    A store that waits lets no other call of the same client through.
+    """
+    store = group.get_group_store()
+    with contextlib.suppress(RuntimeError):  # those written in Python cannot be cloned
+        store = store.clone()  # type: ignore[attr-defined]
+    return dist.PrefixStore(name, store)

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from pycollective.errors import ConfigurationError
+from pycollective.errors import CollectiveTimeout, ConfigurationError
+
+_LONGEST_SLEEP = 1e-3  # seconds
+
+
+def wait_for(event: Any, limit: float, what: str) -> None:
+    """Let the host wait for an event of a device.
+
+    Args:
+        event: of its module's.
+        limit: seconds.
+        what: is waited for, in the error.
+
+    Raises:
+        CollectiveTimeout: the device has not come to it in time. Nothing is lost: wait again.
+    """
+    began = time.monotonic()
+    while not event.query():
+        waited = time.monotonic() - began
+        if waited > limit:
+            raise CollectiveTimeout(
+                f"{what}: the device has not ended it after {limit:g} s. A rank has not made the "
+                "call or has died, or the device is busy with something else"
+            )
+        time.sleep(min(waited / 8, _LONGEST_SLEEP))  # an eighth longer than needed, at most
 
 
 class Streams:
-    """The stream of a device on which calls run, one after another.
+    """The stream of a device on which calls run, one after another, before others' work.
 
     Args:
         device: with its number.
@@ -22,11 +47,14 @@ class Streams:
     def __init__(self, device: torch.device, whose: str) -> None:
         self._device, self._whose = device, whose
         self._module = torch.get_device_module(device)
-        self._stream = self._module.Stream(device)
+        self._stream = self._module.Stream(device, priority=-1)
 
     @contextmanager
     def behind_caller(self, *tensors: torch.Tensor) -> Iterator[None]:
         """Run the block's work behind what the caller's stream has been given.
+
+        Args:
+            tensors: those whose memory the caller may let go of meanwhile.
 
         Raises:
             ConfigurationError: the stream captures a graph, whose replays would tell old headers.
@@ -39,12 +67,21 @@ class Streams:
         self._stream.wait_stream(self._module.current_stream(self._device))
         for each in tensors:
             each.record_stream(self._stream)
-        with self._module.stream(self._stream):
+        with self.entered():
             yield
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """Make it the current stream in a block, and wait for nothing."""
+        found: AbstractContextManager[Any] = self._module.stream(self._stream)
+        return found
 
     def join_caller(self) -> None:
         """Let the caller's stream wait for all that runs here."""
         self._module.current_stream(self._device).wait_stream(self._stream)
+
+    def let_caller_wait(self, event: Any) -> None:
+        """Let the caller's stream wait for an event."""
+        self._module.current_stream(self._device).wait_event(event)
 
     def event(self) -> Any:
         """An event behind what the current stream has been given."""

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from pycollective import Communicator
-from pycollective.torch.ordered import calls
-from pycollective.torch.ordered import group as groups
-from pycollective.torch.ordered.group import Call, OrderedGroup
+from pycollective.torch.ordered import calls, pieces
+from pycollective.torch.ordered.group import OrderedGroup
 from pycollective.torch.ordered.layout import Layout
 from pycollective.torch.ordered.messages import Messages
+from pycollective.torch.ordered.pieces import Call
 from tests.torch.groups import CPU, standing_group, to_numpy, to_torch
 
 Hosts = tuple[tuple[int, ...], ...]
@@ -76,7 +76,8 @@ def laid_out(
     header may be made to travel in pieces, however little it is.
     """
     ordered = OrderedGroup(group, CPU, None)
-    ordered._messages = _messages.setdefault(group, ordered._messages)
+    messages = _messages.setdefault(group, ordered._messages)
+    ordered._messages = ordered._calls._messages = ordered._calls._pieces._sender = messages
     ordered._messages.sent_messages = ordered._messages.sent_bytes = 0
     if hosts is not None:
         ordered._messages.connect()
@@ -84,7 +85,7 @@ def laid_out(
     if piece is not None:
         ordered.piece = piece
     with (
-        mock.patch.object(groups, "_SMALL", 0 if in_pieces else groups._SMALL),
+        mock.patch.object(pieces, "_SMALL", 0 if in_pieces else pieces._SMALL),
         mock.patch.object(calls, "own_backend", return_value=None),
         mock.patch.dict(calls._groups, {group: {CPU: ordered}}),
     ):
@@ -104,7 +105,14 @@ class StandInStreams:
         self.used = [each.data_ptr() for each in tensors]
         yield
 
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        yield
+
     def join_caller(self) -> None:
+        self.joined += 1
+
+    def let_caller_wait(self, event: StandInStreams) -> None:
         self.joined += 1
 
     def event(self) -> StandInStreams:
@@ -117,7 +125,6 @@ class StandInStreams:
 def as_on_a_device(group: dist.ProcessGroup, hosts: Hosts | None = None) -> OrderedGroup:
     """Reductions that go the way of devices, with tensors of the CPU."""
     ordered = OrderedGroup(group, CPU, StandInStreams())
-    ordered._messages._batched = True
     if hosts is not None:
         ordered._layout = Layout(ordered.rank, hosts)
     return ordered

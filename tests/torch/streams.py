@@ -25,11 +25,13 @@ from pycollective.torch.compression import kernels as device_kernels
 from pycollective.torch.compression import states
 from pycollective.torch.compression.groups import TorchGroup
 from pycollective.torch.ordered import reduction
-from pycollective.torch.ordered.messages import Messages
+from pycollective.torch.ordered.device_messages import DeviceMessages
 from pycollective.torch.streams import Streams
 from tests.torch import cpu_kernels
 from tests.torch.compressed import state_of
 
+KERNELS = ("lay_out", "reduce", "narrowed")  # of `reduction`
+EXCHANGES = ("all_to_all", "all_gather")  # of `DeviceMessages`
 _OF_A_QUERY = 2  # so many operations end from one query of the host's to the next, at most
 
 
@@ -122,7 +124,7 @@ class LateDevice:
 
     # As torch.cuda has it.
 
-    def Stream(self, device: torch.device) -> Stream:
+    def Stream(self, device: torch.device, priority: int = 0) -> Stream:
         self.streams.append(Stream(self))
         return self.streams[-1]
 
@@ -177,9 +179,11 @@ class LateDevice:
     def in_use(self) -> Iterator[None]:
         """Operations on tensors, kernels and exchanges are this device's."""
 
-        start = Messages.start
+        start = DeviceMessages.start
 
-        def late_start(messages: Messages, tag: int, sends: Any, receives: Any) -> SimpleNamespace:
+        def late_start(
+            messages: DeviceMessages, tag: int, sends: Any, receives: Any
+        ) -> SimpleNamespace:
             self._messages.wait_stream(self.current)
             self._messages.later(lambda: start(messages, tag, sends, receives).wait())
             return SimpleNamespace(wait=lambda: self.current.wait_stream(self._messages))
@@ -204,8 +208,9 @@ class LateDevice:
                 (TorchGroup, "all_to_all", late_exchange),
                 (TorchGroup, "all_gather", late_gather),
                 (TorchGroup, "average", self.late(TorchGroup.average)),
-                (Messages, "start", late_start),
-                (reduction, "reduce", self.late(reduction.reduce)),
+                (DeviceMessages, "start", late_start),
+                *((DeviceMessages, n, self.late(getattr(DeviceMessages, n))) for n in EXCHANGES),
+                *((reduction, n, self.late(getattr(reduction, n))) for n in KERNELS),
                 (torch.futures, "Future", lambda devices: Future(self)),
                 (torch.Tensor, "record_stream", lambda *_: None),
             ):

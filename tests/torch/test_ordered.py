@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pycollective import CollectiveMismatch, ConfigurationError, reference
+from pycollective import CollectiveMismatch, CollectiveTimeout, ConfigurationError, reference
 from pycollective.torch import ordered
 from pycollective.torch import streams as torch_streams
 from pycollective.torch.ordered import calls, header, messages, plain, reduction
@@ -567,12 +567,12 @@ def test_as_on_a_device(pool, hosts):
     check(pool, cases, hosts, on_a_device, PIECE)
 
 
-def by_torch(terms, out, op, recipe, leaves, dtype, finish):
+def by_torch(terms, out, op, recipe, leaves, dtype, finish, check=None):
     """As `reduction.reduce` does on devices without Triton."""
     if len(terms) == 1 and not finish:
         out.copy_(terms[0])
     else:
-        plain.reduce(reduction._rows(terms), out, op, recipe, leaves, dtype, finish)
+        plain.reduce(reduction._rows(terms), out, op, recipe, leaves, dtype, finish, check)
 
 
 def on_a_device_without_triton(comm, *arguments):
@@ -589,10 +589,9 @@ def test_as_on_a_device_without_triton(pool, hosts):
 def differ_on_a_device(comm, leaves, op):
     """Ranks average what rank 0 adds: what they have then, and what later calls say."""
     made = as_on_a_device(standing(comm), apart(comm.size))
-    made.streams.done = False
     first = run(made, "all_reduce", op, leaves)
-    second = run(made, "all_reduce", "sum", leaves)  # it cannot know yet
-    made.streams.done = True
+    with mock.patch.object(made._calls, "found", return_value=None):  # it cannot know yet
+        second = run(made, "all_reduce", "sum", leaves)
     told = [failing(lambda: run(made, "all_reduce", "sum", leaves))[0] for _ in range(2)]
     return first, second, told
 
@@ -611,28 +610,47 @@ def test_as_on_a_device_calls_that_differ_give_nan_and_a_later_one_says_so(pool,
             assert "Results that are floats are NaN" in str(error)
 
 
-def lists_on_a_device(comm):
-    """Whether the group's stream knows of each tensor into which it copies results."""
+def works_on_a_device(comm):
+    """Works ask the device, and tensors are kept until it, or a stream, is behind the call."""
     group = standing(comm)
-    made = as_on_a_device(group)
+    made = as_on_a_device(group, apart(comm.size))
+    made.streams.done = False
+
+    def keeps(tensors):
+        oldest = made._under_way.oldest()
+        return {each.data_ptr() for each in tensors} <= {e.data_ptr() for e in oldest.tensors}
+
     tensors = [torch.ones(3), torch.ones(4, 2).t(), torch.ones(5, dtype=torch.int32)]
-    parts = [torch.empty(1), torch.empty(2)]
-    told = []
-    with (
-        mock.patch.object(calls, "group_of", return_value=made),
-        mock.patch.object(torch.futures, "Future"),
-    ):
-        ordered.all_reduce(tensors, "sum", group)
-        told.append({each.data_ptr() for each in tensors} <= set(made.streams.used))
+    with mock.patch.object(calls, "group_of", return_value=made):
+        work = ordered.all_reduce(tensors, "sum", group, async_op=True)
+        assert keeps(tensors)
+        assert not work.is_completed()
+        assert not work.is_success()
+        with pytest.raises(CollectiveTimeout, match=r"not ended it after 0\.01 s"):
+            work.wait(timedelta(seconds=0.01))
+        joined = made.streams.joined
+        assert work.wait()
+        assert made.streams.joined == joined + 1  # the caller's stream waits, and the host does not
+        assert made._under_way.oldest().tensors == ()
+        made.streams.done = True
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+        assert len(work.get_future().wait()) == len(tensors)
+        assert all(a is b for a, b in zip(work.result(), tensors, strict=True))
+        assert made._under_way.oldest() is None
+        made.streams.done = False
+        parts = [torch.empty(1), torch.empty(2)]
         whole = [torch.ones(comm.size), torch.ones(2 * comm.size)]
-        ordered.reduce_scatter(parts, whole, "sum", group)
-        told.append({each.data_ptr() for each in parts} <= set(made.streams.used))
+        ordered.reduce_scatter(parts, whole, "sum", group, async_op=True)  # nobody waits
+        assert keeps(parts)
+        made.streams.done = True
+        assert made._under_way.oldest() is None
     assert all((each == comm.size).all() for each in (*tensors, *parts))
-    return told
 
 
-def test_as_on_a_device_the_stream_knows_what_it_writes(pool):
-    assert pool(2).call(lists_on_a_device) == [[True, True]] * 2
+def test_as_on_a_device_works_ask_the_device(pool):
+    pool(2).call(works_on_a_device)
 
 
 def test_a_device_without_a_number_is_the_current_one():

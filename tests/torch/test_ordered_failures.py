@@ -209,7 +209,7 @@ def test_a_killed_peer_ends_the_calls_of_all_others(count, async_op):
 def dies_before_an_exchange(comm):
     """What an exchange says that knows nothing of who has sent."""
     join(comm, "gloo")
-    made = messages.Messages(dist.group.WORLD, torch.device("cpu"))
+    made = messages.Messages(dist.group.WORLD)
     made.connect()
     assert made.eager_bytes
     if comm.rank == 1:
@@ -227,7 +227,7 @@ def test_an_exchange_names_who_has_died():
 def dies_half_way(comm):
     """What an exchange says whose peer has died when messages were half through."""
     join(comm, "gloo")
-    made = messages.Messages(dist.group.WORLD, torch.device("cpu"))
+    made = messages.Messages(dist.group.WORLD)
     made.connect()
     peer, count = 1 - comm.rank, 64 << 20
     data, out = torch.ones(count, dtype=torch.uint8), torch.zeros(count, dtype=torch.uint8)

@@ -7,8 +7,9 @@ import torch
 
 from pycollective import reference
 from pycollective.torch.ordered import calls
-from pycollective.torch.ordered.group import Call, OrderedGroup
+from pycollective.torch.ordered.group import OrderedGroup
 from pycollective.torch.ordered.layout import Layout
+from pycollective.torch.ordered.pieces import Call
 from tests.harness import PerRank
 from tests.inputs import order_sensitive, same_bits
 from tests.torch.groups import CPU, to_numpy, to_torch
@@ -20,7 +21,6 @@ def late(comm, leaves, hosts, seed):
     """Sums of several calls in the same memory, the first of which the host does not wait for."""
     device = LateDevice(seed)
     ordered = OrderedGroup(standing(comm), CPU, late_streams(device, "ordered"))
-    ordered._messages._batched = True
     ordered._layout = Layout(ordered.rank, hosts)
     memory, found = torch.empty(leaves[0].size), []
     with device.in_use():

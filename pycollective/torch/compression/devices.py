@@ -6,7 +6,6 @@ behind the call's work. The host waits for it when the next step begins, and in 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,33 +14,8 @@ import torch
 
 from pycollective.compression.groups import Group
 from pycollective.compression.message import Found
-from pycollective.errors import CollectiveTimeout
 from pycollective.torch.compression.groups import TorchGroup
-from pycollective.torch.streams import Streams
-
-_LONGEST_SLEEP = 1e-3  # seconds
-
-
-def wait_for(event: Any, limit: float, what: str) -> None:
-    """Let the host wait for an event of a device.
-
-    Args:
-        event: of its module's.
-        limit: seconds.
-        what: is waited for, in the error.
-
-    Raises:
-        CollectiveTimeout: the device has not come to it in time. Nothing is lost: wait again.
-    """
-    began = time.monotonic()
-    while not event.query():
-        waited = time.monotonic() - began
-        if waited > limit:
-            raise CollectiveTimeout(
-                f"{what}: the device has not ended it after {limit:g} s. A rank has not made the "
-                "call or has died, or the device is busy with something else"
-            )
-        time.sleep(min(waited / 8, _LONGEST_SLEEP))  # an eighth longer than needed, at most
+from pycollective.torch.streams import Streams, wait_for
 
 
 class Later:

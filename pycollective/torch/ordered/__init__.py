@@ -6,8 +6,9 @@ ddp.register_comm_hook(None, ordered.hook)              # DistributedDataParalle
 module.set_custom_reduce_scatter(ordered.ReduceScatter())  # FSDP2
 """
 
-from pycollective.torch.ordered.calls import Work, all_reduce, prepare, reduce_scatter, stats
+from pycollective.torch.ordered.calls import all_reduce, prepare, reduce_scatter, stats
 from pycollective.torch.ordered.fsdp import ReduceScatter
 from pycollective.torch.ordered.hooks import hook
+from pycollective.torch.ordered.work import Work
 
 __all__ = ["ReduceScatter", "Work", "all_reduce", "hook", "prepare", "reduce_scatter", "stats"]

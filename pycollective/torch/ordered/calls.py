@@ -6,18 +6,19 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pycollective.dtypes import TRAITS
-from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective.errors import ConfigurationError
 from pycollective.shim import loading
-from pycollective.torch.ordered.group import Call, OrderedGroup
+from pycollective.torch.ordered.group import OrderedGroup
+from pycollective.torch.ordered.pieces import Call
+from pycollective.torch.ordered.work import Work
 from pycollective.torch.serving import own_backend
-from pycollective.torch.streams import issue, streams_of
+from pycollective.torch.streams import streams_of
 from pycollective.triton.formats import name_of
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
@@ -33,55 +34,6 @@ _groups = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
-class Work(dist.Work):
-    """A call that was issued with ``async_op=True``; as torch's own works."""
-
-    def __init__(self, future: torch.futures.Future[Any]) -> None:
-        super().__init__()
-        self._future = future
-        self._ended = threading.Event()
-        future.add_done_callback(lambda _: self._ended.set())
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the result; on a device its current stream waits, and the host does not.
-
-        Raises:
-            CollectiveTimeout: it is not there in time. The call goes on.
-            CollectiveError: the call failed.
-        """
-        limit = timeout.total_seconds() if timeout else None
-        if limit is not None and not self._ended.wait(limit):
-            raise CollectiveTimeout(f"the call has not ended after {limit:g} s; it goes on")
-        self._future.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        return self._future.done()
-
-    def is_success(self) -> bool:
-        return self._future.done() and self.exception() is None
-
-    def exception(self) -> BaseException | None:
-        """What the call raised; None if it has not, or has not ended."""
-        if self._future.done():
-            try:
-                self._future.value()
-            except RuntimeError as error:
-                return error
-        return None
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        return self._future
-
-    def result(self) -> list[torch.Tensor]:
-        self.wait()
-        value = self._future.value()
-        return list(value) if isinstance(value, list | tuple) else [value]
-
-    def synchronize(self) -> None:
-        self.wait()
-
-
 def all_reduce(
     tensor: Tensors,
     op: str | dist.ReduceOp.RedOpType = "sum",
@@ -89,7 +41,7 @@ def all_reduce(
     async_op: bool = False,
     *,
     narrow: torch.dtype | None = None,
-) -> Work | None:
+) -> dist.Work | None:
     """Reduce over a group of any backend, in place, with the contract's bits.
 
     All ranks of the group make the same calls in the same order, each for tensors of the same
@@ -131,12 +83,7 @@ def all_reduce(
         works = [dist.all_reduce(each, _REDUCE_OPS[_name(op)], found, async_op) for each in tensors]
         return _of_all(works, tensor) if async_op else None
     ordered = group_of(group, tensors[0].device)
-    packs = [_pack([tensors[i] for i in numbers]) for numbers in _by_dtype(tensors)]
-    calls = [
-        Call("all_reduce", _name(op), flat, flat, narrow if flat.dtype != narrow else None, unpack)
-        for flat, unpack in packs
-    ]
-    return _issue(ordered, calls, tensor, async_op)
+    return all_reduce_over(ordered, tensor, _name(op), async_op, narrow)
 
 
 def reduce_scatter(
@@ -147,7 +94,7 @@ def reduce_scatter(
     async_op: bool = False,
     *,
     narrow: torch.dtype | None = None,
-) -> Work | None:
+) -> dist.Work | None:
     """Reduce over a group of any backend; each rank gets its equal part, in rank order.
 
     Args:
@@ -194,17 +141,7 @@ def reduce_scatter(
         ]
         return _of_all(works, out) if async_op else None
     ordered = group_of(found, tensors[0].device)
-    calls = []
-    for numbers in _by_dtype(tensors):
-        parts = [_flat(_real(outs[i])) for i in numbers]
-        rows = [_real(tensors[i].contiguous()).view(size, -1) for i in numbers]
-        alone = len(numbers) == 1
-        results = parts[0] if alone else torch.cat(parts)
-        leaves = rows[0] if alone else torch.cat(rows, dim=1)
-        done = (lambda: None) if alone else _splitter(results, parts)
-        small = narrow if leaves.dtype != narrow else None
-        calls.append(Call("reduce_scatter", _name(op), _flat(leaves), results, small, done))
-    return _issue(ordered, calls, out, async_op)
+    return reduce_scatter_over(ordered, out, tensor, _name(op), async_op, narrow)
 
 
 def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
@@ -262,12 +199,52 @@ def group_of(group: dist.ProcessGroup | None, device: torch.device) -> OrderedGr
         return of_devices[device]
 
 
-# --- Issuing.
+# --- Issuing what was checked.
+
+
+def all_reduce_over(
+    ordered: OrderedGroup,
+    tensor: Tensors,
+    op: str,
+    async_op: bool,
+    narrow: torch.dtype | None = None,
+) -> dist.Work | None:
+    """`all_reduce`, of what can be reduced, by the contract's name of the operation."""
+    tensors = _list_of(tensor)
+    packs = [_pack([tensors[i] for i in numbers]) for numbers in _by_dtype(tensors)]
+    calls = [
+        Call("all_reduce", op, flat, flat, narrow if flat.dtype != narrow else None, unpack)
+        for flat, unpack in packs
+    ]
+    return _issue(ordered, calls, tensor, async_op)
+
+
+def reduce_scatter_over(
+    ordered: OrderedGroup,
+    out: Tensors,
+    tensor: Tensors,
+    op: str,
+    async_op: bool,
+    narrow: torch.dtype | None = None,
+) -> dist.Work | None:
+    """`reduce_scatter`, of what can be reduced, by the contract's name of the operation."""
+    outs, tensors = _list_of(out), _list_of(tensor)
+    calls = []
+    for numbers in _by_dtype(tensors):
+        parts = [_flat(_real(outs[i])) for i in numbers]
+        rows = [_real(tensors[i].contiguous()).view(ordered.size, -1) for i in numbers]
+        alone = len(numbers) == 1
+        results = parts[0] if alone else torch.cat(parts)
+        leaves = rows[0] if alone else torch.cat(rows, dim=1)
+        done = (lambda: None) if alone else _splitter(results, parts)
+        small = narrow if leaves.dtype != narrow else None
+        calls.append(Call("reduce_scatter", op, _flat(leaves), results, small, done))
+    return _issue(ordered, calls, out, async_op)
 
 
 def _issue(
     ordered: OrderedGroup, calls: Sequence[Call], value: Tensors, async_op: bool
-) -> Work | None:
+) -> dist.Work | None:
     def run() -> None:
         for each in calls:
             ordered.run(each)
@@ -275,19 +252,18 @@ def _issue(
     if ordered.streams is not None:
         # Among them those into which results are copied.
         tensors = [each for call in calls for each in (call.leaves, call.results)]
-        tensors += _list_of(value)
-        future = issue(ordered.streams, ordered.device, run, value, tensors)
-        if not async_op:
-            future.wait()
-            return None
-        return Work(future)
+        issued = ordered.issue(calls, value, [*tensors, *_list_of(value)])
+        if async_op:
+            return issued
+        issued.wait()
+        return None
     if not async_op:
         if ordered.worker.busy:
             ordered.worker.call(run)
         else:
             run()
         return None
-    future = torch.futures.Future()
+    future: torch.futures.Future[Any] = torch.futures.Future()
     work = Work(future)
 
     group = ordered.group()  # until the call has ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +10,8 @@ import numpy as np
 from pycollective.dtypes import DTYPES, REDUCE_OPS
 from pycollective.errors import CollectiveMismatch
 
-_WORDS = 8
-BYTES = 8 * _WORDS
+WORDS = 8
+BYTES = 8 * WORDS
 MESSAGE = 2048  # bytes with which it travels, where all messages must be alike
 ROOM = MESSAGE - BYTES
 _MAGIC = 0x6F726465726564  # "ordered"
@@ -41,9 +42,10 @@ class Header:
     narrow: str = ""
     fits: bool = False
 
-    def write(self, row: np.ndarray) -> None:
-        """Put it into a row of `BYTES` bytes."""
-        row.view(np.int64)[:] = (
+    @property
+    def words(self) -> tuple[int, ...]:
+        """What it is when it travels: numbers of 64 bits."""
+        return (
             _MAGIC,
             self.number,
             _KINDS.index(self.kind),
@@ -77,11 +79,13 @@ class Header:
         return f"{self.kind} of {self.count} {self.dtype} ({self.op}{narrow}) as call {self.number}"
 
 
-def compare(rows: np.ndarray, rank: int, results: str = "No data were used") -> bool:
-    """Compare what all ranks have called.
+def compare(
+    rows: Sequence[np.ndarray | None], rank: int, results: str = "No data were used"
+) -> bool:
+    """Compare what ranks have called.
 
     Args:
-        rows: each rank's, of `BYTES` bytes.
+        rows: each rank's, of `BYTES` bytes; None for one that has not said it.
         rank: this one.
         results: what has become of them if ranks differ, for the error.
 
@@ -89,21 +93,20 @@ def compare(rows: np.ndarray, rank: int, results: str = "No data were used") -> 
         Whether the leaves of all ranks fit the narrow type.
 
     Raises:
-        CollectiveMismatch: names the first rank that differs from rank 0, and what both called.
+        CollectiveMismatch: names the first rank that differs from the first, and what both called.
     """
-    mine = Header.read(rows[rank])
-    if mine is not None and (rows == rows[rank]).all():
-        return mine.fits
-    headers = [Header.read(row) for row in rows]
-    said = [str(each) if each is not None else "nothing that can be read" for each in headers]
-    for other, each in enumerate(said):
-        if each != said[0]:
+    headers = {r: Header.read(row) for r, row in enumerate(rows) if row is not None}
+    said = {r: str(each or "nothing that can be read") for r, each in headers.items()}
+    first = next(iter(said))
+    for other, each in said.items():
+        if each != said[first]:
+            mine = headers[rank]
             raise CollectiveMismatch(
-                f"ranks called different operations: rank 0 called {said[0]}, rank {other} "
-                f"{each}. {results}. All ranks of a group make the same calls in the same "
+                f"ranks called different operations: rank {first} called {said[first]}, rank "
+                f"{other} {each}. {results}. All ranks of a group make the same calls in the same "
                 "order",
                 rank,
                 mine.kind if mine is not None else "",
                 mine.number if mine is not None else 0,
             )
-    return all(each is not None and each.fits for each in headers)
+    return all(each is not None and each.fits for each in headers.values())

@@ -87,6 +87,14 @@ class Layout:
         """What each host has of the order: leaves or sums of them, ascending."""
         return tuple(tuple(held(ranks, self.size)) for ranks in self.hosts)
 
+    def most_messages(self, kind: str) -> int:
+        """How many messages one rank sends another in one round of a call, at most."""
+        nodes = max(map(len, self.nodes))
+        if kind == "all_reduce":
+            return nodes
+        shards = -(-max(map(len, self.hosts)) // self.rails)  # of a host and a rail
+        return shards * max(len(self.hosts), nodes)
+
     def owner(self, shard: Shard) -> int:
         """The rank that reduces it."""
         return self.hosts[shard.host][shard.rail]

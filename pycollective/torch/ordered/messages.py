@@ -1,4 +1,4 @@
-"""Messages between the ranks of a process group."""
+"""Messages between the ranks of a process group, on CPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from pycollective.errors import CollectiveError, CollectiveTimeout, PeerFailure
 from pycollective.torch.ordered import header
-from pycollective.torch.serving import backend_of, is_gloo
+from pycollective.torch.serving import backend_of, is_gloo, store_of
 
 # Ours alone: other messages between the same ranks do not mix with them. MPI has tags up to 32767.
 HEADERS, LEAVES, RESULTS, PROBES, ROWS, ENDS, ANSWERS = range(29811, 29818)
@@ -34,20 +34,17 @@ _CPU = torch.device("cpu")
 
 
 class Messages:
-    """Messages of one group on one device.
+    """Messages of one group between CPUs.
 
     Between two ranks messages of a tag keep their order, so each rank starts its own in one order.
     They do not count as the group's collectives. Over Gloo they go over connections of our own, so
-    a program may use the group meanwhile, from any thread. NCCL has no tags, and wants one order on
-    all ranks. The group is held weakly.
+    a program may use the group meanwhile, from any thread. The group is held weakly.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = weakref.ref(group)
-        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self._rank, self._size = group.rank(), group.size()
         self.names: Sequence[int] = range(self._size)  # of the ranks, in errors
-        self._device = device
-        self._batched = device.type != "cpu"
         self._own: Any = None  # a backend of ours, over Gloo
         self._scrap = torch.empty(1, dtype=torch.uint8)  # for receives that nobody waits for
         self.sent_messages = self.sent_bytes = 0
@@ -68,17 +65,12 @@ class Messages:
             CollectiveError: they cannot be made.
         """
         group = self._alive()
-        if self._batched or self._size == 1 or self._own is not None:
+        if self._size == 1 or self._own is not None:
             return
         if not is_gloo(group):
             return
         try:
-            store = group.get_group_store()
-            # A store that waits lets no other call of the same client through. Those written in
-            # Python cannot be cloned.
-            with contextlib.suppress(RuntimeError):
-                store = store.clone()  # type: ignore[attr-defined]
-            store = dist.PrefixStore("pycollective.torch.ordered", store)
+            store = store_of(group, "pycollective.torch.ordered")
             timeout = backend_of(group, _CPU).options._timeout
             self._own = dist.ProcessGroupGloo(store, self._rank, self._size, timeout)
         except RuntimeError as error:
@@ -108,29 +100,18 @@ class Messages:
         works = exchange.works
         peer = -1
         try:
-            if not self._batched:
-                # Sends first: a send that finds its receive is written by this thread, which then
-                # holds what Gloo's own thread needs, and spins for.
-                by = group if self._own is None else self._own
-                for peer, each in here:
-                    works.append(by.send([each], peer, tag))
-                for peer, each in there:
-                    works.append(by.recv([each], peer, tag))
-                if self._own is not None:
-                    for peer in _long(here) | _long(there):
-                        exchange.guards[peer] = Guard(self._own, peer, self._answers)
-            elif here or there:
-                # As one group of NCCL's, where one message alone could wait for another's kernel.
-                works += dist.batch_isend_irecv(
-                    [
-                        dist.P2POp(call, each, group=group, tag=tag, group_peer=peer)
-                        for call, messages in ((dist.isend, here), (dist.irecv, there))
-                        for peer, each in messages
-                    ]
-                )
+            # Sends first: a send that finds its receive is written by this thread, which then
+            # holds what Gloo's own thread needs, and spins for.
+            by = group if self._own is None else self._own
+            for peer, each in here:
+                works.append(by.send([each], peer, tag))
+            for peer, each in there:
+                works.append(by.recv([each], peer, tag))
+            if self._own is not None:
+                for peer in _long(here) | _long(there):
+                    exchange.guards[peer] = Guard(self._own, peer, self._answers)
         except RuntimeError as error:
-            peers = [each for each, _ in here + there] if self._batched else [peer]
-            raise self.failure(error, peers) from error
+            raise self.failure(error, [peer]) from error
         return exchange
 
     def all_to_all(
@@ -187,7 +168,7 @@ class Messages:
         """Let what is under way fail."""
         self.disconnect()
         if self._own is None and (group := self._group()) is not None:
-            backend_of(group, self._device).abort()
+            (backend_of(group, _CPU) or group).abort()
 
     def failure(self, error: RuntimeError, peers: Iterable[int]) -> CollectiveError:
         """`failure`, of ranks by their names."""
@@ -271,13 +252,12 @@ class Exchange:
         under_way.append(self)
 
     def wait(self) -> None:
-        """Wait until all have ended; on a device its current stream waits, and the host does not.
+        """Wait until all have ended.
 
         Raises:
             CollectiveError: one has failed; names the peer and what the backend says.
         """
         peers = [peer for peer, _ in self._messages]
-        each_its_own = len(self.works) == len(self._messages)
         those: Sequence[int] = peers
         gone: dict[int, RuntimeError] = {}
         try:
@@ -288,7 +268,7 @@ class Exchange:
                 if (error := guard.wait()) is not None:
                     gone[peer] = error
             for number, work in enumerate(self.works):
-                those = peers[number : number + 1] if each_its_own else peers
+                those = peers[number : number + 1]
                 if those[0] not in gone:
                     work.wait()
                     continue

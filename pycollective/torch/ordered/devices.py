@@ -1,0 +1,231 @@
+"""Calls on devices: all is issued at once, on one stream, and the host waits for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from pycollective.errors import CollectiveError
+from pycollective.torch.ordered import header, reduction
+from pycollective.torch.ordered.device_messages import DeviceMessages
+from pycollective.torch.ordered.header import Header
+from pycollective.torch.ordered.layout import Layout
+from pycollective.torch.ordered.pieces import (
+    Buffers,
+    Call,
+    Pieces,
+    combine,
+    cut,
+    is_small,
+    leaves_of,
+)
+from pycollective.torch.streams import Streams, wait_for
+
+_ALIGNED = 64  # bytes: rows that begin so are read 16 bytes at a time
+
+
+class DeviceCalls:
+    """A call goes like this, between ranks that all exchange with all:
+
+    1. A kernel lays out a row for each rank: a header, and the leaves that the rank reduces.
+    2. Rows go to all ranks at once.
+    3. A kernel adds this rank's shard up, in the contract's order, and rounds once. It compares the
+       headers where they lie. If they differ, its shard becomes NaN, and the host learns it later.
+    4. An all-reduce's results go to all ranks at once.
+
+    Where data are few, all of them go to all ranks in one exchange. Between hosts of several ranks
+    headers go to all ranks first, and the rest is `Pieces`.
+
+    Args:
+        rank: this one, in the group.
+        size: of the group.
+        device: where tensors are.
+        messages: of the group.
+        buffers: of the group.
+        streams: of the device.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        messages: DeviceMessages,
+        buffers: Buffers,
+        streams: Streams,
+    ) -> None:
+        self._rank, self._size, self._device = rank, size, device
+        self._messages, self._buffers, self._streams = messages, buffers, streams
+        self._pieces = Pieces(rank, size, messages, buffers, in_rows=True)
+        self._nodes = leaves_of(size)
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._fits = torch.ones(1, dtype=torch.int64, device=device)
+        found = torch.zeros(1 + size * header.WORDS, dtype=torch.int64)
+        self._found = found if device.type == "cpu" else found.pin_memory()
+        self._seen = self._found.numpy()  # the same memory
+
+    def found(self) -> CollectiveError | None:
+        """What calls that the device has ended have found; never waits."""
+        if not self._seen[0]:
+            return None
+        rows = self._seen[1:].reshape(self._size, header.WORDS).view("uint8")
+        try:
+            header.compare(list(rows), self._rank, "Results that are floats are NaN")
+        except CollectiveError as error:
+            return error
+        return CollectiveError("headers of ranks differed, and nothing in them does")
+
+    def raise_late(self) -> None:
+        """Raise what calls before this one have found."""
+        if (error := self.found()) is not None:
+            raise error
+
+    def tell_names(self, number: int, name: torch.Tensor) -> list[bytes]:
+        """Tell all ranks bytes of this one, as call `number`; returns every rank's.
+
+        The host waits for that as long as the group does.
+        """
+        words = Header(number, "prepare").words
+        rows = self._to_all(name.to(self._device), words, header.MESSAGE)
+        self._number += 1
+        told = self._on_host(rows, "prepare")
+        header.compare([row[: header.BYTES].numpy() for row in told], self._rank)
+        return [row[header.BYTES :].numpy().tobytes() for row in told]
+
+    def run(self, call: Call, layout: Layout, number: int, piece: int) -> None:
+        """Make a call of several ranks, on the current stream."""
+        words = call.header(number, fits=True).words
+        small = is_small(call, self._size)
+        if call.narrow is not None and not small:
+            call = self._narrowed(call, number)
+        if small:
+            self._run_small(call, words)
+        elif not layout.apart:
+            self._run_between_hosts(call, layout, words, piece)
+        elif call.kind == "all_reduce":
+            count, most = call.leaves.numel(), max(1, piece // call.leaves.itemsize)
+            for begin in range(0, count, most):
+                end = min(begin + most, count)
+                self._all_reduce(call, words, begin, end, last=end == count)
+        else:
+            each = call.results.numel()
+            most = max(1, piece // call.leaves.itemsize // self._size)
+            for begin in range(0, each, most):
+                end = min(begin + most, each)
+                leaves, out = call.leaves[begin:], call.results[begin:end]
+                self._reduce_shards(call, words, leaves, each, end - begin, out, end == each)
+
+    def _run_small(self, call: Call, words: Sequence[int]) -> None:
+        """All leaves to all ranks; each reduces what it keeps."""
+        leaves = call.leaves
+        row_bytes = max(header.MESSAGE, header.BYTES + _aligned(leaves.nbytes))
+        rows = self._to_all(leaves, words, row_bytes)
+        begin = self._rank * call.results.numel() if call.kind == "reduce_scatter" else 0
+        at = header.BYTES + begin * leaves.itemsize
+        self._combine(call, rows, at, call.results, last=True)
+
+    def _all_reduce(
+        self, call: Call, words: Sequence[int], begin: int, end: int, last: bool
+    ) -> None:
+        """Reduce a piece, and bring its results to all."""
+        leaves, results = call.leaves[begin:end], call.results[begin:end]
+        shard = _aligned(-(-leaves.numel() // self._size) * leaves.itemsize) // leaves.itemsize
+        if shard * self._size == leaves.numel():
+            gathered = results.view(torch.uint8).view(self._size, -1)
+        else:  # in memory that holds what was sent, which is there by then
+            nbytes = shard * results.itemsize
+            gathered = self._buffers.rows("sent", torch.uint8, self._size, nbytes)
+        row = gathered[self._rank]
+        mine = min(max(leaves.numel() - self._rank * shard, 0), shard)
+        out = row.view(results.dtype)[:mine]
+        self._reduce_shards(call, words, leaves, shard, shard, out, last)
+        self._messages.all_gather(gathered, row)
+        if shard * self._size != leaves.numel():
+            results.copy_(gathered.view(-1).view(results.dtype)[: results.numel()])
+
+    def _reduce_shards(
+        self,
+        call: Call,
+        words: Sequence[int],
+        leaves: torch.Tensor,
+        step: int,
+        size: int,
+        out: torch.Tensor,
+        last: bool,
+    ) -> None:
+        """Send each rank its shard, and reduce this rank's.
+
+        Args:
+            call: of which.
+            words: of the header.
+            leaves: of the piece; those of the next rank begin `step` elements later.
+            step: elements.
+            size: of a shard.
+            out: the result; it may have less elements than a shard.
+            last: whether this is the last piece.
+        """
+        row_bytes = header.BYTES + _aligned(size * leaves.itemsize)
+        sent = self._buffers.rows("sent", torch.uint8, self._size, row_bytes)
+        received = self._buffers.rows("received", torch.uint8, self._size, row_bytes)
+        reduction.lay_out(leaves, step, size, sent, words, self._number)
+        self._messages.all_to_all(received, sent)
+        self._combine(call, received, header.BYTES, out, last)
+
+    def _run_between_hosts(
+        self, call: Call, layout: Layout, words: Sequence[int], piece: int
+    ) -> None:
+        """Headers to all ranks, and the pieces."""
+        headers = self._to_all(call.leaves[:0], words, header.BYTES)
+        self._combine(call, headers, header.BYTES, call.results[:0], last=True)
+        self._messages.most = layout.most_messages(call.kind)
+        for shards in cut(call, layout, piece):
+            results = self._pieces.reduce(call, layout, shards, check=self._check(headers, False))
+            self._pieces.send_results(call, layout, shards, results)
+
+    def _narrowed(self, call: Call, number: int) -> Call:
+        """The call with leaves of the narrow type, if all ranks' fit; the host waits for that."""
+        assert call.narrow is not None
+        narrow = self._buffers.rows("narrow", call.narrow, 1, call.leaves.numel())[0]
+        reduction.narrowed(call.leaves, narrow, self._fits)
+        words = call.header(number, fits=True).words
+        rows = self._to_all(call.leaves[:0], words, header.BYTES, self._fits)
+        told = self._on_host(rows, call.kind)
+        fit = header.compare([row.numpy() for row in told], self._rank)
+        return replace(call, leaves=narrow) if fit else call
+
+    def _to_all(
+        self,
+        data: torch.Tensor,
+        words: Sequence[int],
+        row_bytes: int,
+        fits: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Send a header and data to all ranks; returns every rank's, ``(ranks, row_bytes)``."""
+        sent = self._buffers.rows("sent", torch.uint8, 1, row_bytes)
+        received = self._buffers.rows("received", torch.uint8, self._size, row_bytes)
+        reduction.lay_out(data, 0, data.numel(), sent, words, self._number, fits)
+        self._messages.all_gather(received, sent[0])
+        return received
+
+    def _combine(
+        self, call: Call, rows: torch.Tensor, at: int, out: torch.Tensor, last: bool
+    ) -> None:
+        """Reduce what every rank's row has from byte `at` on, and compare the headers."""
+        leaves = rows[:, at : at + out.numel() * call.leaves.itemsize].view(call.leaves.dtype)
+        combine(call, leaves, out, self._nodes, self._size, True, self._check(rows, last))
+
+    def _check(self, rows: torch.Tensor, last: bool) -> reduction.Check:
+        words = rows.view(torch.int64)
+        return reduction.Check(words, self._rank, self._found, self._number, last)
+
+    def _on_host(self, rows: torch.Tensor, what: str) -> torch.Tensor:
+        """Bring rows to the host, which waits for them as long as the group does."""
+        there = rows.to("cpu", non_blocking=True, copy=True)
+        wait_for(self._streams.event(), self._messages.timeout, f"ordered: {what}")
+        return there
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNED) * _ALIGNED

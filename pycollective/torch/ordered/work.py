@@ -1,0 +1,189 @@
+"""Calls under way, as torch's own works."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pycollective.errors import CollectiveError, CollectiveTimeout
+from pycollective.torch.ordered.header import Header
+from pycollective.torch.streams import Streams, wait_for
+
+
+class Work(dist.Work):
+    """A call of CPU tensors that was issued with ``async_op=True``."""
+
+    def __init__(self, future: torch.futures.Future[Any]) -> None:
+        super().__init__()
+        self._future = future
+        self._ended = threading.Event()
+        future.add_done_callback(lambda _: self._ended.set())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the result.
+
+        Raises:
+            CollectiveTimeout: it is not there in time. The call goes on.
+            CollectiveError: the call failed.
+        """
+        limit = timeout.total_seconds() if timeout else None
+        if limit is not None and not self._ended.wait(limit):
+            raise CollectiveTimeout(f"the call has not ended after {limit:g} s; it goes on")
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def is_success(self) -> bool:
+        return self._future.done() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What the call raised; None if it has not, or has not ended."""
+        if self._future.done():
+            try:
+                self._future.value()
+            except RuntimeError as error:
+                return error
+        return None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        value = self._future.value()
+        return list(value) if isinstance(value, list | tuple) else [value]
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+@dataclass
+class Issued:
+    """A call that was given to a device.
+
+    Attributes:
+        headers: what was called.
+        event: behind it.
+        tensors: those that it uses, until the event, or until somebody's stream waits for it.
+        error: what has been learnt of it.
+        at: when it was issued, by `time.monotonic`.
+    """
+
+    headers: Sequence[Header]
+    event: Any
+    tensors: Sequence[torch.Tensor]
+    error: CollectiveError | None = None
+    at: float = field(default_factory=time.monotonic)
+
+
+class UnderWay:
+    """The calls of a group that a device may not have ended."""
+
+    def __init__(self) -> None:
+        self._issued: deque[Issued] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, issued: Issued) -> None:
+        """Keep a call, and let go of those that have ended."""
+        with self._lock:
+            self._sweep()
+            self._issued.append(issued)
+
+    def oldest(self) -> Issued | None:
+        """The one that the device has to end next."""
+        with self._lock:
+            self._sweep()
+            return self._issued[0] if self._issued else None
+
+    def fail(self, error: CollectiveError) -> None:
+        """Say so of all that have not ended."""
+        with self._lock:
+            self._sweep()
+            for each in self._issued:
+                each.error = error
+
+    def _sweep(self) -> None:
+        while self._issued and self._issued[0].event.query():
+            self._issued.popleft()
+
+
+class DeviceWork(dist.Work):
+    """A call on a device; as a work of `ProcessGroupNCCL`.
+
+    Args:
+        issued: the call.
+        value: the tensor, or the list, of its future.
+        device: where the tensors are.
+        streams: of the device.
+        found: says what calls that have ended have found.
+    """
+
+    def __init__(
+        self,
+        issued: Issued,
+        value: Any,
+        device: torch.device,
+        streams: Streams,
+        found: Any,
+    ) -> None:
+        super().__init__()
+        self._issued, self._value, self._found = issued, value, found
+        self._device, self._streams = device, streams
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Let the current stream wait for the result; with a timeout, the host.
+
+        Raises:
+            CollectiveTimeout: it is not there in time. The call goes on.
+            CollectiveError: the call failed, as far as it is known.
+        """
+        if timeout is not None and timeout.total_seconds() > 0:
+            wait_for(self._issued.event, timeout.total_seconds(), "an ordered call")
+        if (error := self._error()) is not None:
+            raise error
+        self._streams.let_caller_wait(self._issued.event)
+        self._issued.tensors = ()  # the caller's stream frees and uses them behind the call
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the device has ended it, or it has failed."""
+        return self._issued.error is not None or bool(self._issued.event.query())
+
+    def is_success(self) -> bool:
+        return bool(self._issued.event.query()) and self._error() is None
+
+    def exception(self) -> BaseException | None:
+        """What is known to have gone wrong with it, or with a call before it; never waits."""
+        return self._error()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future whose waiters wait in their streams, and the host does not."""
+        if self._future is None:
+            cpu = self._device.type == "cpu"
+            self._future = torch.futures.Future(devices=None if cpu else [self._device])
+            with self._streams.entered():
+                self._future.set_result(self._value)
+        return self._future
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        value = self._value
+        return list(value) if isinstance(value, list | tuple) else [value]
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def _error(self) -> CollectiveError | None:
+        error: CollectiveError | None = self._issued.error or self._found()
+        return error
