@@ -19,6 +19,7 @@ the result, `m`, and the rows' stride over ``VECTOR``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,8 @@ import triton.language as tl
 
 from pycollective.order import COMBINE
 from pycollective.triton.floats import divided, is_nan, narrowed, rounded, widened, with_one_nan
-from pycollective.triton.formats import FORMATS, name_of, words
+from pycollective.triton.formats import FORMATS, name_of
+from pycollective.triton.launching import Launcher
 
 THREADS = tl.constexpr(128)  # of a program
 # Triton 3.6 fuses a product and a sum unless it is told not to.
@@ -222,12 +224,16 @@ def reduce(
     m = out.numel()
     if m == 0:
         return
-    stride = terms.stride(0) if len(terms) > 1 else 0
+    stride = terms.stride(0) if terms.shape[0] > 1 else 0
     starts = terms.data_ptr(), stride * terms.element_size(), out.data_ptr()
     aligned = all(each % _VECTOR == 0 for each in starts)
-    constexprs = constants(op, recipe, leaves, terms.dtype, out.dtype, finish, aligned)
-    vector = constexprs["VECTOR"]
-    with torch.accelerator.device_index(terms.device.index):
-        reduce_rows[programs(m, vector),](
-            words(terms), words(out), m, stride // vector, **constexprs, **OPTIONS
-        )
+    launch, vector = _launcher(op, tuple(recipe), leaves, terms.dtype, out.dtype, finish, aligned)
+    launch(programs(m, vector), terms, out, m, stride // vector)
+
+
+@functools.cache
+def _launcher(op: str, recipe: tuple[int, ...], *more: Any) -> tuple[Launcher, int]:
+    """What launches with `constants`, and `VECTOR`."""
+    constexprs = constants(op, recipe, *more)
+    launch = Launcher(reduce_rows, {**constexprs, **OPTIONS}, as_words=("terms", "out"))
+    return launch, constexprs["VECTOR"]
