@@ -93,6 +93,7 @@ TOP_LEVEL: dict[str, set[str]] = {
     "triton/headers": {"triton"},
     "triton/quantize": {"triton"},
     "triton/reduce": {"triton"},
+    "triton/rows": {"triton"},
     "triton/index_packing": {"triton"},
     "triton/sparse_sums": {"triton"},
     "triton/tables": {"triton"},

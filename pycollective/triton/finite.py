@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from pycollective import segments
 from pycollective.triton.floats import is_not_finite
 from pycollective.triton.formats import FORMATS, check
+from pycollective.triton.launching import Launcher
 from pycollective.triton.tables import (
     ADDRESS,
     BAD,
@@ -95,11 +97,14 @@ def check_finite(table: NDArray[np.int64], found: torch.Tensor, tables: Tables) 
 def _launch(kernel: Any, table: NDArray[np.int64], found: torch.Tensor, tables: Tables) -> None:
     check("found", found, (torch.int32,), segments.NONZERO, found.device)
     made = tables.of(table, -(-table[:, segments.COUNT] // _SIZE.value))
-    with torch.accelerator.device_index(found.device.index):
-        for number in made.dtypes:
-            dtype = getattr(torch, segments.DTYPES[number])
-            word = tl.int32 if dtype.itemsize == 4 else tl.int16
-            kernel[made.programs,](
-                *(made.rows, made.row_of, found, word, tuple(FORMATS[dtype]), number, made.aligned),
-                **OPTIONS,
-            )
+    for number in made.dtypes:
+        launch = _launcher(kernel, number, made.aligned)
+        launch(made.programs, made.rows, made.row_of, found)
+
+
+@functools.cache
+def _launcher(kernel: Any, number: int, aligned: bool) -> Launcher:
+    dtype = getattr(torch, segments.DTYPES[number])
+    word = tl.int32 if dtype.itemsize == 4 else tl.int16
+    constexprs = {"TYPE": word, "FORMAT": tuple(FORMATS[dtype])}
+    return Launcher(kernel, {**constexprs, "NUMBER": number, "ALIGNED": aligned, **OPTIONS})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from pycollective import segments
 from pycollective.errors import ConfigurationError
 from pycollective.triton.formats import check
+from pycollective.triton.launching import Launcher
 from pycollective.triton.tables import BAD, DIFFERS, NONZERO, Tables
 
 # What this rank's headers say: the digest, as an unsigned integer of 64 bits; the loss scale; how
@@ -167,6 +169,9 @@ def exchange_headers(
     )
 
 
+_EXCHANGE = Launcher(exchange_headers, OPTIONS)
+
+
 def fields_of(mine: Mine) -> tuple[int, int, int, int]:
     """Return what kernels are told of a header: the digest's halves, the scale's bits, the
     parameters; signed."""
@@ -213,10 +218,7 @@ def headers(
     if write is not None and (write.shape[1] < length or write.stride(1) != 1):
         raise ConfigurationError(f"messages must have at least {length} contiguous bytes")
     none: Read = own, np.zeros(0, np.int64), 0
-    read = []
+    read: list[Any] = []
     for buffer, offsets, at in [*reads, none, none][:_MOST_READS]:
         read += [buffer, tables.numbers(offsets), len(offsets), at]
-    with torch.accelerator.device_index(found.device.index):
-        exchange_headers[1,](
-            *(found, *read, out, out.stride(0), len(out), int(means), *fields), **OPTIONS
-        )
+    _EXCHANGE(1, found, *read, out, out.stride(0), len(out), int(means), *fields)

@@ -36,6 +36,7 @@ from pycollective import segments
 from pycollective.errors import ConfigurationError
 from pycollective.triton.floats import widened, word_at
 from pycollective.triton.formats import check, name_of
+from pycollective.triton.launching import launcher
 from pycollective.triton.tables import BAD, DIFFERS, Tables, is_last
 from pycollective.triton.top_k import FLOATS, OPTIONS, SPACE
 
@@ -291,20 +292,22 @@ def pack(
     tiles = triton.cdiv(int(bounds.max()) - HEAD.value - 1, VALUES)
     sizes = torch.empty(len(parts), most, dtype=torch.int32, device=device)
     begins = torch.empty(len(parts), most + 1, dtype=torch.int64, device=device)
-    of = {"COUNTED": counts is not None}
+    counted = counts is not None
     count = numbers if counts is None else counts
     counters = tables.workspace("programs", len(parts))
-    with torch.accelerator.device_index(device.index):
-        _head_blocks[len(parts) * most,](
-            *(places, count, numbers, messages, found, sizes, begins, counters, most),
-            **of,
-            **_ONE_WARP,
-        )
-        _write[len(parts) * (most + tiles),](
-            *(places, values.view(torch.uint8), count, numbers, messages, found, begins),
-            *(most, tiles),
-            **{**of, "BYTES": values.itemsize, "TILE": VALUES, "num_warps": 1, **OPTIONS},
-        )
+    launch = launcher(_head_blocks, COUNTED=counted, **_ONE_WARP)
+    launch(
+        *(len(parts) * most, places, count, numbers, messages, found, sizes, begins, counters),
+        most,
+    )
+    launch = launcher(
+        _write,
+        **{"COUNTED": counted, "BYTES": values.itemsize, "TILE": VALUES, "num_warps": 1, **OPTIONS},
+    )
+    launch(
+        *(len(parts) * (most + tiles), places, values.view(torch.uint8), count, numbers),
+        *(messages, found, begins, most, tiles),
+    )
 
 
 def _check_numbers(capacity: NDArray[np.int64], size: NDArray[np.int64]) -> None:
@@ -579,17 +582,15 @@ def read(
     wide = torch.empty(count, capacity, dtype=torch.float32, device=device)
     given = came, tables.numbers(parts), heads
     tile = 2048
-    with torch.accelerator.device_index(device.index):
-        _find_bodies[count + triton.cdiv(marks.numel(), tile),](
-            *(*given, begins, marks, found, count, blocks, marks.numel()),
-            **{"BYTES": values.itemsize, "TILE": tile, "num_warps": 16, **OPTIONS},
-        )
-        _read_spans[count * blocks,](
-            *(*given, spans, firsts, tables.workspace("programs", count), found, blocks),
-            **_ONE_WARP,
-        )
-        _read_blocks[count * blocks,](
-            *(*given, firsts, begins, marks, wide, blocks, width, capacity),
-            **{"VALUE": name_of(values), "BYTES": values.itemsize, "num_warps": 2, **OPTIONS},
-        )
+    bytes_of = values.itemsize
+    launch = launcher(_find_bodies, BYTES=bytes_of, TILE=tile, num_warps=16, **OPTIONS)
+    launch(
+        *(count + triton.cdiv(marks.numel(), tile), *given, begins, marks, found),
+        *(count, blocks, marks.numel()),
+    )
+    launch = launcher(_read_spans, **_ONE_WARP)
+    counters = tables.workspace("programs", count)
+    launch(count * blocks, *given, spans, firsts, counters, found, blocks)
+    launch = launcher(_read_blocks, VALUE=name_of(values), BYTES=bytes_of, num_warps=2, **OPTIONS)
+    launch(count * blocks, *given, firsts, begins, marks, wide, blocks, width, capacity)
     return Entries(marks, wide)

@@ -22,6 +22,7 @@ where it is aligned.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -37,6 +38,7 @@ from pycollective.triton.finite import note_finite
 from pycollective.triton.floats import divided, narrowed, widened, word_at
 from pycollective.triton.formats import FORMATS, check
 from pycollective.triton.headers import FIELDS, Mine, field_byte, fields_of, header_bytes
+from pycollective.triton.launching import Launcher
 from pycollective.triton.tables import (
     ADDRESS,
     AT,
@@ -739,15 +741,18 @@ def quantize(
     made = tables.of(table, -(-count // np.where(is_packed, CHUNKS.value * chunk, COPIED.value)))
     mine, heads = header or ((0, 0.0, 0), 0)
     stride = messages.numel() // max(heads, 1)
-    with torch.accelerator.device_index(messages.device.index):
-        for number in made.dtypes:
-            encode[made.programs + heads,](
-                *(made.rows, made.row_of, messages, found, zero_at, made.programs, stride),
-                *fields_of(mine),
-                **encode_constants(codec, chunk, number, made.aligned),
-                **ENCODE,
-            )
-            heads = 0
+    for number in made.dtypes:
+        launch = _encoder(codec, chunk, number, made.aligned)
+        launch(
+            *(made.programs + heads, made.rows, made.row_of, messages, found, zero_at),
+            *(made.programs, stride, *fields_of(mine)),
+        )
+        heads = 0
+
+
+@functools.cache
+def _encoder(codec: str, chunk: int, number: int, aligned: bool) -> Launcher:
+    return Launcher(encode, {**encode_constants(codec, chunk, number, aligned), **ENCODE})
 
 
 def dequantize(
@@ -794,18 +799,23 @@ def dequantize(
     if not is_packed.all():
         places = messages.data_ptr() + table[:, segments.AT][~is_packed]
         floats = int(np.gcd.reduce(np.append(places, (stride, _VECTOR))))
-    with torch.accelerator.device_index(messages.device.index):
-        for number in made.dtypes:
-            constants = decode_constants(
-                *(codec, chunk, ranks, divisor, bool(is_packed.any()), floats, zero_at != 0),
-                *(number, made.aligned),
-            )
-            factor = divisor if constants["DIVIDE"] else 1 / divisor
-            decode[made.programs,](
-                *(made.rows, made.row_of, messages, stride, ranks, factor, found, zero_at),
-                **constants,
-                **decode_options(ranks),
-            )
+    is_any = bool(is_packed.any())
+    for number in made.dtypes:
+        launch, divides = _decoder(
+            codec, chunk, ranks, divisor, is_any, floats, zero_at != 0, number, made.aligned
+        )
+        factor = divisor if divides else 1 / divisor
+        launch(
+            *(made.programs, made.rows, made.row_of, messages, stride, ranks, factor, found),
+            zero_at,
+        )
+
+
+@functools.cache
+def _decoder(codec: str, chunk: int, rows: int, *more: Any) -> tuple[Launcher, bool]:
+    """What launches with `decode_constants`, and `DIVIDE`."""
+    constants = decode_constants(codec, chunk, rows, *more)
+    return Launcher(decode, {**constants, **decode_options(rows)}), constants["DIVIDE"]
 
 
 def programs(count: NDArray[np.int64], block: int) -> NDArray[np.int64]:

@@ -1,11 +1,15 @@
 """One ordered reduction of the rows of a matrix, on a GPU: each element is read and written once.
 
-The kernel is `reduce_rows`. What a program does with its elements:
+The kernel is `reduce_rows`, or `reduce_and_check`, which also compares headers. What a program does
+with its elements:
 
 1. The recipe, postfix, is unrolled. Each `TAKE` loads a row and widens it, each `COMBINE` makes one
    of the last two values. So as many values wait in registers as the order's tree is deep.
 2. The root is divided, where the operation is an average.
 3. It is rounded once, and each NaN becomes the contract's.
+4. Where headers differ all floats become NaN. Every program compares them, so that none waits for
+   another; it loads them before its elements, and needs the answer behind these. The first one
+   tells the host.
 
 All loads and stores are of integers. Floats are made of these words, and rounded to words, by
 operations that give the same bits on every target and in Triton's interpreter (docs/contract.md).
@@ -19,6 +23,7 @@ the result, `m`, and the rows' stride over ``VECTOR``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +33,9 @@ import triton.language as tl
 
 from pycollective.order import COMBINE
 from pycollective.triton.floats import divided, is_nan, narrowed, rounded, widened, with_one_nan
-from pycollective.triton.formats import FORMATS, name_of, words
+from pycollective.triton.formats import FORMATS, name_of
+from pycollective.triton.header_check import FITS, WORDS, Check
+from pycollective.triton.launching import Launcher
 
 THREADS = tl.constexpr(128)  # of a program
 # Triton 3.6 fuses a product and a sum unless it is told not to.
@@ -36,6 +43,7 @@ OPTIONS = {"num_warps": THREADS.value // 32, "enable_fp_fusion": False}
 _VECTOR = 16  # bytes that a thread loads at once
 # The compiler issues the loads of many rows before it adds the first: more words would spill.
 _WORDS_OF_A_THREAD = 256
+_HEADER, _FITS = tl.constexpr(WORDS), tl.constexpr(FITS)
 
 
 @triton.jit
@@ -107,8 +115,10 @@ def _program(
     LEAVES: tl.constexpr,
     FINISH: tl.constexpr,
     FORMAT: tl.constexpr,
+    differs,
 ):
-    """The `SIZE` elements from these pointers on, or those that are left."""
+    """The `SIZE` elements from these pointers on, or those that are left. Floats become NaN if
+    `differs`, unless it is None, is true anywhere."""
     at = tl.arange(0, SIZE)
     mask = at < left if MASKED else None
     rows, out = rows + at, out + at
@@ -128,7 +138,77 @@ def _program(
             x = with_one_nan(_flipped(x), FORMAT) if FINISH else _flipped(x)
         else:
             x = narrowed(x, WORD, FORMAT) if FINISH else rounded(x, WORD, FORMAT)
+        if differs is not None:
+            x = tl.where(_any(differs), FORMAT[2], x).to(WORD)
     tl.store(out, x, mask=mask)
+
+
+@triton.jit
+def _any(x):
+    return tl.max(x.to(tl.int32), axis=0) != 0
+
+
+@triton.jit
+def _reduce(
+    terms,
+    out,
+    m,
+    step,
+    VECTOR: tl.constexpr,
+    COMBINES: tl.constexpr,
+    OP: tl.constexpr,
+    TYPE: tl.constexpr,
+    LEAVES: tl.constexpr,
+    FINISH: tl.constexpr,
+    FORMAT: tl.constexpr,
+    differs,
+):
+    """What a program reduces; see `reduce_rows`, and `_program` for `differs`."""
+    SIZE: tl.constexpr = THREADS * VECTOR
+    stride = step.to(tl.int64) * VECTOR
+    program = tl.program_id(0).to(tl.int64)
+    full = m // SIZE
+    first = program * SIZE
+    if program < full:
+        _program(
+            *(terms + first, out + first, stride, SIZE, SIZE, False),
+            *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, differs),
+        )
+    else:
+        first = full * SIZE + (program - full) * THREADS
+        _program(
+            *(terms + first, out + first, stride, m - first, THREADS, True),
+            *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, differs),
+        )
+
+
+@triton.jit
+def _headers(headers, stride, ranks, HEADERS: tl.constexpr):
+    """The words of all headers, their places in these, and which of `HEADERS` are some."""
+    at = tl.arange(0, HEADERS * _HEADER)
+    mask = at < ranks * _HEADER
+    row = (at // _HEADER).to(tl.int64)
+    return tl.load(headers + row * stride + at % _HEADER, mask=mask, other=0), at, mask
+
+
+@triton.jit
+def _differs(headers, stride, ranks, rank, HEADERS: tl.constexpr):
+    """Of each word: whether it is another than this rank's, or its leaves are not as promised."""
+    word, at, mask = _headers(headers, stride, ranks, HEADERS)
+    own = tl.load(headers + rank.to(tl.int64) * stride + at % _HEADER)
+    return mask & tl.where(at % _HEADER == _FITS, word == 0, word != own)
+
+
+@triton.jit
+def _tell(headers, stride, ranks, differs, found, HEADERS: tl.constexpr):
+    """Headers that differ go to the host's memory, unless some are there. The flag is behind them:
+    a host that sees it sees them."""
+    if _any(differs):  # noqa: SIM102, for with `and` every call would load the host's memory
+        if tl.load(found) == 0:
+            word, at, mask = _headers(headers, stride, ranks, HEADERS)
+            tl.store(found + 1 + at, word, mask=mask)
+            tl.debug_barrier()  # the headers of all threads, and none has yet to load the flag
+            tl.atomic_add(found, 1, sem="acq_rel", scope="sys")
 
 
 @triton.jit(do_not_specialize=["m", "step"])
@@ -151,22 +231,44 @@ def reduce_rows(
     is the recipe: of each entry, whether it is `COMBINE`. `TYPE` is the terms' dtype, or "integer".
     `FORMAT` is that of `out`. There are `programs` programs.
     """
-    SIZE: tl.constexpr = THREADS * VECTOR
-    stride = step.to(tl.int64) * VECTOR
-    program = tl.program_id(0).to(tl.int64)
-    full = m // SIZE
-    first = program * SIZE
-    if program < full:
-        _program(
-            *(terms + first, out + first, stride, SIZE, SIZE, False),
-            *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT),
-        )
-    else:
-        first = full * SIZE + (program - full) * THREADS
-        _program(
-            *(terms + first, out + first, stride, m - first, THREADS, True),
-            *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT),
-        )
+    _reduce(terms, out, m, step, VECTOR, COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, None)
+
+
+@triton.jit(
+    do_not_specialize=["m", "step", "stride", "ranks", "rank", "ended"],
+    do_not_specialize_on_alignment=["headers", "found", "number"],
+)
+def reduce_and_check(
+    terms,
+    out,
+    m,
+    step,
+    headers,
+    stride,
+    ranks,
+    rank,
+    found,
+    number,
+    ended,
+    HEADERS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    COMBINES: tl.constexpr,
+    OP: tl.constexpr,
+    TYPE: tl.constexpr,
+    LEAVES: tl.constexpr,
+    FINISH: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """Reduce as `reduce_rows`, and compare headers, of 64-bit words; see `Check`.
+
+    There are `ranks` headers, `HEADERS` at most, `stride` words apart. `number` grows by `ended`.
+    There is one program at least, also of no elements.
+    """
+    differs = _differs(headers, stride.to(tl.int64), ranks, rank, HEADERS)
+    _reduce(terms, out, m, step, VECTOR, COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, differs)
+    if tl.program_id(0) == 0:
+        _tell(headers, stride.to(tl.int64), ranks, differs, found, HEADERS)
+        tl.atomic_add(number, ended.to(tl.int64), sem="relaxed")
 
 
 def constants(
@@ -178,7 +280,7 @@ def constants(
     finish: bool,
     aligned: bool,
 ) -> dict[str, Any]:
-    """Return the constexprs of `reduce_rows`; `aligned`: rows begin at multiples of 16 bytes."""
+    """Return the constexprs of a reduction; `aligned`: rows begin at multiples of 16 bytes."""
     rows = triton.next_power_of_2(len(recipe) // 2 + 1)
     return {
         "VECTOR": min(_VECTOR // terms.itemsize, _WORDS_OF_A_THREAD // rows) if aligned else 1,
@@ -205,6 +307,7 @@ def reduce(
     leaves: int,
     dtype: torch.dtype,
     finish: bool,
+    check: Check | None = None,
 ) -> None:
     """Combine the rows of `terms` into `out`, by a recipe, on their device's current stream.
 
@@ -218,16 +321,35 @@ def reduce(
         dtype: the leaves'.
         finish: whether `out` is the result: divided, rounded once, with the contract's NaN. Else
             it is a node, of the accumulator's dtype.
+        check: the headers of at most 64 ranks, which are compared; None: of none.
     """
     m = out.numel()
-    if m == 0:
+    if m == 0 and check is None:
         return
-    stride = terms.stride(0) if len(terms) > 1 else 0
+    stride = terms.stride(0) if terms.shape[0] > 1 else 0
     starts = terms.data_ptr(), stride * terms.element_size(), out.data_ptr()
     aligned = all(each % _VECTOR == 0 for each in starts)
-    constexprs = constants(op, recipe, leaves, terms.dtype, out.dtype, finish, aligned)
-    vector = constexprs["VECTOR"]
-    with torch.accelerator.device_index(terms.device.index):
-        reduce_rows[programs(m, vector),](
-            words(terms), words(out), m, stride // vector, **constexprs, **OPTIONS
+    ranks = len(check.rows) if check is not None else 0
+    kind = op, tuple(recipe), leaves, terms.dtype, out.dtype, finish, aligned
+    launch, vector = _launcher(ranks, *kind)
+    arguments = terms, out, m, stride // vector
+    if check is None:
+        launch(programs(m, vector), *arguments)
+    else:
+        launch(
+            max(programs(m, vector), 1),
+            *arguments,
+            *(check.rows, check.rows.stride(0), ranks, check.rank),
+            *(check.found, check.number, int(check.last)),
         )
+
+
+@functools.cache
+def _launcher(ranks: int, op: str, recipe: tuple[int, ...], *more: Any) -> tuple[Launcher, int]:
+    """What launches with `constants`, and compares headers of so many ranks; and `VECTOR`."""
+    constexprs = constants(op, recipe, *more)
+    given = {**constexprs, **OPTIONS}
+    if ranks:
+        given["HEADERS"] = triton.next_power_of_2(ranks)
+    launch = Launcher(reduce_and_check if ranks else reduce_rows, given, as_words=("terms", "out"))
+    return launch, constexprs["VECTOR"]

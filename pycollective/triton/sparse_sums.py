@@ -8,6 +8,8 @@ nothing, so a sum needs to know.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 import triton
@@ -20,6 +22,7 @@ from pycollective.order import COMBINE
 from pycollective.triton.floats import divided, narrowed
 from pycollective.triton.formats import FORMATS
 from pycollective.triton.index_packing import CAME, START, read
+from pycollective.triton.launching import Launcher
 from pycollective.triton.tables import (
     ADDRESS,
     AT,
@@ -175,15 +178,24 @@ def average(
         raise ConfigurationError(f"a message has no header of {items} parameters")
     entries = read(came, parts, values, found, tables)
     uploaded = tables.of(table, -(-table[:, segments.COUNT] // TILE))
+    for number in uploaded.dtypes if uploaded.programs else ():
+        launch = _launcher(ranks, number, uploaded.aligned, divisor != 1)
+        launch(
+            *(uploaded.programs, uploaded.rows, uploaded.row_of, came, tables.numbers(parts)),
+            *(*entries, found, entries.marks.shape[1], entries.values.shape[1], divisor),
+        )
+
+
+@functools.cache
+def _launcher(ranks: int, number: int, aligned: bool, divided: bool) -> Launcher:
+    dtype = FLOATS[number]
     recipe = order.recipe((0, ranks), [(i, i + 1) for i in range(ranks)])
-    with torch.accelerator.device_index(came.device.index):
-        for number in uploaded.dtypes if uploaded.programs else ():
-            dtype = FLOATS[number]
-            _average[uploaded.programs,](
-                *(uploaded.rows, uploaded.row_of, came, tables.numbers(parts), *entries, found),
-                *(entries.marks.shape[1], entries.values.shape[1], divisor),
-                **{"COMBINES": tuple(each == COMBINE for each in recipe), "TYPE": number},
-                **{"WORD": tl.int32 if dtype.itemsize == 4 else tl.int16},
-                **{"ALIGNED": uploaded.aligned, "DIVIDED": divisor != 1},
-                **{"FORMAT": tuple(FORMATS[dtype]), **OPTIONS},
-            )
+    constexprs = {
+        "COMBINES": tuple(each == COMBINE for each in recipe),
+        "TYPE": number,
+        "WORD": tl.int32 if dtype.itemsize == 4 else tl.int16,
+        "ALIGNED": aligned,
+        "DIVIDED": divided,
+        "FORMAT": tuple(FORMATS[dtype]),
+    }
+    return Launcher(_average, {**constexprs, **OPTIONS})

@@ -44,6 +44,7 @@ from pycollective import segments
 from pycollective.errors import ConfigurationError
 from pycollective.triton.floats import rounded, widened
 from pycollective.triton.formats import FORMATS, check, name_of, words
+from pycollective.triton.launching import launcher
 from pycollective.triton.tables import (
     ADDRESS,
     AT,
@@ -885,11 +886,6 @@ def _registers(most: int) -> dict[str, int]:
     return {} if torch.version.hip else {"maxnreg": most}
 
 
-def _on(tables: Tables) -> Any:
-    """A context in which launches go to their device."""
-    return torch.accelerator.device_index(tables.device.index)
-
-
 def _types(table: Table) -> list[dict[str, Any]]:
     """Constexprs of the launches that read gradients: one a dtype."""
     return [
@@ -969,12 +965,13 @@ def _in_registers(
     warps = max(1, wide // _OF_A_WARP)
     bits = torch.empty(on.programs * wide // 32, dtype=torch.int32, device=tables.device)
     for types in _types(on):
-        chunks_in_registers[on.programs,](
-            *(on.rows, on.row_of, places, words(values), messages, found, bits),
+        launch = launcher(
+            chunks_in_registers,
             **{"SIZE": chunk, "WIDE": wide, "LANES": 32 * warps},
             **{"num_warps": warps, **_registers(96)},
             **{**types, **_formats(values), **OPTIONS},
         )
+        launch(on.programs, on.rows, on.row_of, places, words(values), messages, found, bits)
 
 
 def _by_blocks(
@@ -999,18 +996,23 @@ def _by_blocks(
     bits = room(on.programs * BLOCK // 32, torch.int32)
     bins, counters = _workspaces(on, tables)
     for types in _types(on):
-        _begin[len(table),](on.rows, known, FEW=SAMPLE, **types, **OPTIONS)
-        _add[on.programs,](
-            *(on.rows, on.row_of, candidates, offsets, counts, known, bits, messages, found),
+        launcher(_begin, FEW=SAMPLE, **types, **OPTIONS)(len(table), on.rows, known)
+        launch = launcher(
+            _add,
             **{"LISTS": True, "SIZE": BLOCK, "ROOM": ROOM, "num_warps": 8},
             **{**_registers(64), **types, **OPTIONS},
         )
+        launch(
+            *(on.programs, on.rows, on.row_of, candidates, offsets, counts, known, bits),
+            *(messages, found),
+        )
     for number, (shift, width) in enumerate(ROUNDS):
-        _count_bins[on.programs,](
-            *(on.rows, on.row_of, candidates, counts, known, bins, counters),
+        launch = launcher(
+            _count_bins,
             **{"ROUND": number, "SHIFT": shift, "BITS": width, "SIZE": BLOCK, "ROOM": ROOM},
             **{"ALIGNED": on.aligned, **_FEW, **OPTIONS},
         )
+        launch(on.programs, on.rows, on.row_of, candidates, counts, known, bins, counters)
     last = len(ROUNDS)
     keys, allowed = known[PREFIX.value + last :], known[WANTED.value + last :]
     constants = {"STRIDE": KNOWN.value, "LISTED": True}
@@ -1044,15 +1046,13 @@ def _write(
     )
     candidates, offsets, counts, known = lists
     shape = {"SIZE": BLOCK, "ROOM": ROOM, "ALIGNED": on.aligned, **_FEW, **OPTIONS}
-    _count_selected[on.programs,](
-        *(on.rows, on.row_of, candidates, counts, known, keys, allowed, above, ties, totals),
-        *(count, tables.workspace("counters", in_all + 1), in_all, active),
-        **{**constants, **shape, "SPAN": 256},
+    launcher(_count_selected, **constants, **shape, SPAN=256)(
+        *(on.programs, on.rows, on.row_of, candidates, counts, known, keys, allowed, above, ties),
+        *(totals, count, tables.workspace("counters", in_all + 1), in_all, active),
     )
-    _write_entries[on.programs,](
-        *(on.rows, on.row_of, candidates, offsets, counts, known, keys, allowed, above, ties),
-        *(totals, places, words(values)),
-        **{**constants, **shape, **_formats(values)},
+    launcher(_write_entries, **constants, **shape, **_formats(values))(
+        *(on.programs, on.rows, on.row_of, candidates, offsets, counts, known, keys, allowed),
+        *(above, ties, totals, places, words(values)),
     )
     return count
 
@@ -1070,12 +1070,12 @@ def sparse_add(
     """
     _check_table(table, messages, found, tables)
     on = tables.of(table, _blocks(table))
-    with _on(tables):
-        for types in _types(on):
-            _add[on.programs,](
-                *(on.rows, on.row_of, found, found, found, found, found, messages, found),
-                **{"LISTS": False, "SIZE": BLOCK, "ROOM": ROOM, **types, **OPTIONS},
-            )
+    for types in _types(on):
+        launch = launcher(_add, LISTS=False, SIZE=BLOCK, ROOM=ROOM, **types, **OPTIONS)
+        launch(
+            *(on.programs, on.rows, on.row_of, found, found, found, found, found, messages),
+            found,
+        )
 
 
 def sparse_histogram(
@@ -1105,12 +1105,11 @@ def sparse_histogram(
     check("bins", bins, (torch.int32,), len(table) << bits, tables.device)
     on = tables.of(table, _blocks(table))
     if on.programs:
-        with _on(tables):
-            copies, counters = _workspaces(on, tables)
-            _count_all[on.programs,](
-                *(on.rows, on.row_of, prefixes, copies, bins, counters),
-                **{"SHIFT": shift, "BITS": bits, "SIZE": BLOCK, "ALIGNED": on.aligned, **OPTIONS},
-            )
+        copies, counters = _workspaces(on, tables)
+        launch = launcher(
+            _count_all, SHIFT=shift, BITS=bits, SIZE=BLOCK, ALIGNED=on.aligned, **OPTIONS
+        )
+        launch(on.programs, on.rows, on.row_of, prefixes, copies, bins, counters)
 
 
 def sparse_select(
@@ -1148,9 +1147,8 @@ def sparse_select(
     if not on.programs:
         return torch.zeros(1, dtype=torch.int64, device=tables.device)
     constants = {"STRIDE": 1, "LISTED": False}
-    with _on(tables):
-        active = int((most > 0).sum())
-        return _write(on, (keys,) * 4, keys, ties, places, values, active, constants, tables)
+    active = int((most > 0).sum())
+    return _write(on, (keys,) * 4, keys, ties, places, values, active, constants, tables)
 
 
 def merge(
@@ -1187,11 +1185,9 @@ def merge(
             f"begins must be int64, {(ranks, ranks * each)}, not {begins.dtype}, {begins.shape}"
         )
     told = torch.empty(2 + ranks, each, dtype=torch.int64, device=tables.device)
-    with _on(tables):
-        _merge[each,](
-            *(came, wanted, tables.numbers(begins), told, each, rank, ranks, len(wanted)),
-            **{"BITS": bins.bit_length() - 1, "RANKS": triton.next_power_of_2(ranks), **OPTIONS},
-        )
+    rows = triton.next_power_of_2(ranks)
+    launch = launcher(_merge, BITS=bins.bit_length() - 1, RANKS=rows, **OPTIONS)
+    launch(each, came, wanted, tables.numbers(begins), told, each, rank, ranks, len(wanted))
     return told
 
 
@@ -1219,11 +1215,8 @@ def take(
     check("prefixes", prefixes, (torch.int64,), 0, prefixes.device)
     out = torch.empty(3, many, dtype=torch.int64, device=prefixes.device)
     if many:
-        with torch.accelerator.device_index(prefixes.device.index):
-            _take[triton.cdiv(many, 128),](
-                *(heard, prefixes, out, each, rank, ranks, many),
-                **{"BITS": bits, "SIZE": 128, **OPTIONS},
-            )
+        launch = launcher(_take, BITS=bits, SIZE=128, **OPTIONS)
+        launch(triton.cdiv(many, 128), heard, prefixes, out, each, rank, ranks, many)
     return out[0], out[1], out[2]
 
 
@@ -1266,9 +1259,8 @@ def top_k(
     taken = count // chunk * k + -(-k * (count % chunk) // chunk) if chunk else k
     room = int((rows[:, segments.ENTRY] + taken).max(initial=0))
     _check_entries(places, values, room, tables.device)
-    with _on(tables):
-        if 0 < chunk <= LONGEST:
-            _in_registers(table, chunk, places, values, messages, found, tables)
-        else:
-            table = _by_chunk(table, chunk) if chunk else table
-            _by_blocks(table, places, values, messages, found, tables)
+    if 0 < chunk <= LONGEST:
+        _in_registers(table, chunk, places, values, messages, found, tables)
+    else:
+        table = _by_chunk(table, chunk) if chunk else table
+        _by_blocks(table, places, values, messages, found, tables)

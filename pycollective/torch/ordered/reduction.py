@@ -19,7 +19,7 @@ from pycollective.triton.header_check import Check
 
 __all__ = ["Check", "lay_out", "narrowed", "node_dtype", "reduce"]
 
-_MOST_ROWS = 64  # of the Triton kernel
+_MOST_ROWS = 64  # of the Triton kernel, and headers
 
 
 def node_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
@@ -44,13 +44,18 @@ def lay_out(
         leaves: flat and contiguous.
         step: row i has the leaves from element ``i * step`` on;
         size: so many, or those that are left. Of the rest of a row any bytes may be written.
-        rows: uint8, ``(n, bytes)``, contiguous rows, a multiple of 64 bytes apart, which begin at
+        rows: uint8, ``(n, bytes)``, contiguous, of a multiple of 64 bytes each; they begin at
             multiples of 8 bytes.
         header: its 8 words, of 64 bits. The second is not used: ``number + 1`` is written.
         number: int64, ``(1,)``, on the device of all tensors: how many calls have ended.
         fits: int64, ``(1,)``, there: the header's last word. None: that of `header`.
     """
-    plain.lay_out(leaves, step, size, rows, header, number, fits)
+    if _has_triton(rows.device.type):
+        from pycollective.triton import rows as kernels
+
+        kernels.lay_out(leaves, step, size, rows, header, number, fits)
+    else:
+        plain.lay_out(leaves, step, size, rows, header, number, fits)
 
 
 def narrowed(leaves: torch.Tensor, out: torch.Tensor, fits: torch.Tensor) -> None:
@@ -63,7 +68,12 @@ def narrowed(leaves: torch.Tensor, out: torch.Tensor, fits: torch.Tensor) -> Non
         fits: int64, ``(1,)``, becomes 1 if each leaf has exactly a value of `out`'s type, with its
             sign, or is a NaN; else 0.
     """
-    plain.narrowed(leaves, out, fits)
+    if _has_triton(out.device.type):
+        from pycollective.triton import rows as kernels
+
+        kernels.narrowed(leaves, out, fits)
+    else:
+        plain.narrowed(leaves, out, fits)
 
 
 def reduce(
@@ -100,8 +110,9 @@ def reduce(
         if len(terms) <= _MOST_ROWS and _has_triton(out.device.type):
             from pycollective.triton import reduce as kernel
 
-            kernel.reduce(rows, out, op, recipe, leaves, dtype, finish)
-            if check is not None:
+            many = check is not None and len(check.rows) > _MOST_ROWS
+            kernel.reduce(rows, out, op, recipe, leaves, dtype, finish, None if many else check)
+            if check is not None and many:
                 plain.compare(out, check)
         else:
             plain.reduce(rows, out, op, recipe, leaves, dtype, finish, check)
