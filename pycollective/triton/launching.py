@@ -66,7 +66,7 @@ class Launcher:
         """
         device = args[0].get_device()
         kind: list[object] = [device]
-        values = []
+        values: list[int | float] = []
         for each in args:
             if type(each) is int:
                 kind.append(32 if -_INT32 <= each < _INT32 else each >> 63)
