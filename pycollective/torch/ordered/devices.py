@@ -60,6 +60,7 @@ class DeviceCalls:
         self._messages, self._buffers, self._streams = messages, buffers, streams
         self._pieces = Pieces(rank, size, messages, buffers, in_rows=True)
         self._nodes = leaves_of(size)
+        self._last: Header | None = None
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._fits = torch.ones(1, dtype=torch.int64, device=device)
         found = torch.zeros(1 + size * header.WORDS, dtype=torch.int64)
@@ -70,12 +71,31 @@ class DeviceCalls:
         """What calls that the device has ended have found; never waits."""
         if not self._seen[0]:
             return None
-        rows = self._seen[1:].reshape(self._size, header.WORDS).view("uint8")
+        rows = list(self._seen[1:].reshape(self._size, header.WORDS).view("uint8"))
+        headers = [Header.read(row) for row in rows]
+        mine = headers[self._rank]
+        assert mine is not None
+        # A backend that was aborted leaves what the call before has left, or nothing.
+        came = [each is not None and each.number >= mine.number for each in headers]
+        known = [row if there else None for row, there in zip(rows, came, strict=True)]
         try:
-            header.compare(list(rows), self._rank, "Results that are floats are NaN")
+            header.compare(known, self._rank, "Results that are floats are NaN")
         except CollectiveError as error:
             return error
-        return CollectiveError("headers of ranks differed, and nothing in them does")
+        absent = ", ".join(str(rank) for rank, there in enumerate(came) if not there)
+        return CollectiveError(
+            f"nothing has come from rank(s) {absent} for {mine}: the backend has ended the "
+            "exchange. Results that are floats are NaN",
+            self._rank,
+            mine.kind,
+            mine.number,
+        )
+
+    @property
+    def failing(self) -> Header | None:
+        """The call that has failed, if one has: of which something was found, or the last one."""
+        mine = self._seen[1:].reshape(self._size, header.WORDS)[self._rank].view("uint8")
+        return Header.read(mine) if self._seen[0] else self._last
 
     def raise_late(self) -> None:
         """Raise what calls before this one have found."""
@@ -96,7 +116,8 @@ class DeviceCalls:
 
     def run(self, call: Call, layout: Layout, number: int, piece: int) -> None:
         """Make a call of several ranks, on the current stream."""
-        words = call.header(number, fits=True).words
+        self._last = call.header(number, fits=True)
+        words = self._last.words
         small = is_small(call, self._size)
         if call.narrow is not None and not small:
             call = self._narrowed(call, number)

@@ -99,7 +99,7 @@ class OrderedGroup:
             CollectiveError: it failed, or one before it has; then the group makes no more calls.
             ConfigurationError: this process is a fork, whose messages would mix with its parent's.
         """
-        with self._alone(call.kind, call):
+        with self._alone(call.kind):
             self._run(call)
         call.done()
 
@@ -189,19 +189,20 @@ class OrderedGroup:
         }
 
     @contextlib.contextmanager
-    def _alone(self, kind: str, call: Call | None = None) -> Iterator[None]:
+    def _alone(self, kind: str) -> Iterator[None]:
         """Let no other call run meanwhile, and none after a failure."""
         self.worker.refuse_in_a_fork()
         with self._one_at_a_time:
             if self.failure is not None:
                 raise type(self.failure)(str(self.failure), self.rank, kind, self.calls + 1)
+            issued = self._messages.issued
             try:
                 yield
             except BaseException as error:
                 # Not the one that is raised, whose traceback keeps tensors and the group.
                 self.failure = self._described(error, kind)
                 known = isinstance(error, CollectiveMismatch)  # to all ranks
-                if not known and (found := self._let_peers_know(error, call)) is not None:
+                if not known and (found := self._let_peers_know(error, issued)) is not None:
                     self.failure = self._described(found, kind)
                 if isinstance(error, RuntimeError):
                     raise type(self.failure)(
@@ -209,18 +210,28 @@ class OrderedGroup:
                     ) from error
                 raise
 
-    def _let_peers_know(self, error: BaseException, call: Call | None) -> CollectiveError | None:
-        """Let nobody wait for a call that has failed here; returns what peers know of it."""
-        if isinstance(self._messages, Messages):
-            self._messages.disconnect()
+    def _let_peers_know(self, error: BaseException, issued: int) -> CollectiveError | None:
+        """Let nobody wait for a call that has failed here.
+
+        Args:
+            error: what it raised.
+            issued: how many exchanges the group had issued before it.
+
+        Returns:
+            What peers know of it, if they do.
+        """
+        if isinstance(self._calls, CpuCalls):
+            self.disconnect()
             return None
-        if call is None:
+        failing = self._calls.failing
+        if failing is None:
             return None
-        mine = [call.header(self.calls, fits=True)]
+        mine = [failing]
         if not isinstance(error, CollectiveError):
             # Of this rank's own, such as too little memory: peers wait for what it has not sent.
             self._late.compare(mine, str(self.failure))
-            self._messages.abort(str(error))
+            if self._messages.issued > issued:
+                self._messages.abort(str(error))
             return None
         # The backend has ended it. Peers may have called something else.
         until = time.monotonic() + _TELLING

@@ -47,7 +47,7 @@ class Messages:
         self.names: Sequence[int] = range(self._size)  # of the ranks, in errors
         self._own: Any = None  # a backend of ours, over Gloo
         self._scrap = torch.empty(1, dtype=torch.uint8)  # for receives that nobody waits for
-        self.sent_messages = self.sent_bytes = 0
+        self.issued = self.sent_messages = self.sent_bytes = 0
         # Those that have failed, too. Gloo's thread spins if messages come for receives that were
         # dropped, and the group's other messages behind them wait.
         self._under_way: list[Exchange] = []
