@@ -229,13 +229,13 @@ class OrderedGroup:
         mine = [failing]
         if not isinstance(error, CollectiveError):
             # Of this rank's own, such as too little memory: peers wait for what it has not sent.
-            self._late.compare(mine, str(self.failure))
+            self._late.compare(mine, True, str(self.failure))
             if self._messages.issued > issued:
                 self._messages.abort(str(error))
             return None
         # The backend has ended it. Peers may have called something else.
         until = time.monotonic() + _TELLING
-        while (found := self._late.compare(mine)) is None and time.monotonic() < until:
+        while (found := self._late.compare(mine, True)) is None and time.monotonic() < until:
             time.sleep(_TELLING / 20)
         return found
 

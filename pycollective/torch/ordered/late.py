@@ -55,6 +55,7 @@ class LateCalls:
         self._after = seconds()
         self._store: dist.Store | None = None
         self._told: dict[int, str] = {}  # by the number of the call
+        self._over = False  # whether the group makes no more calls
         self._one_at_a_time = threading.Lock()
 
     @property
@@ -67,19 +68,24 @@ class LateCalls:
         oldest = self._under_way.oldest()
         ended = math.inf if oldest is None else oldest.headers[0].number
         with self._one_at_a_time:
-            self._forget(ended)
+            if not self._over:
+                self._forget(ended)
         if oldest is None or now - oldest.at < self._after:
             return
         error, fail = self.compare(oldest.headers), self._fail()
         if error is not None and fail is not None:
+            self._over = True
             fail(error)
 
-    def compare(self, headers: Sequence[Header], failed: str = "") -> CollectiveError | None:
+    def compare(
+        self, headers: Sequence[Header], has_ended: bool = False, failed: str = ""
+    ) -> CollectiveError | None:
         """Tell other ranks of a call, and see what they tell.
 
         Args:
             headers: what is called here: one, or some that were issued at once.
-            failed: why this rank has given the call up.
+            has_ended: whether the group makes no more calls; then what is told stays.
+            failed: why this rank has given the call up, if it has.
 
         Returns:
             The error that names a rank that has called something else, or given up; else None, also
@@ -87,6 +93,7 @@ class LateCalls:
         """
         # Errors of the store are no news of the call.
         with self._one_at_a_time, contextlib.suppress(RuntimeError):
+            self._over = self._over or has_ended
             return self._compared(headers, failed)
         return None
 
@@ -122,10 +129,10 @@ class LateCalls:
     def _forget(self, ended: float) -> None:
         """Take back what was told of calls before this one, which have ended."""
         for number in [each for each in self._told if each < ended]:
-            if not self._told.pop(number).startswith(_FAILED):
-                with contextlib.suppress(RuntimeError):  # a store that cannot forget
-                    assert self._store is not None
-                    self._store.delete_key(f"{number}/{self._rank}")
+            del self._told[number]
+            with contextlib.suppress(RuntimeError):  # a store that cannot forget
+                assert self._store is not None
+                self._store.delete_key(f"{number}/{self._rank}")
 
 
 class _Watch:
