@@ -296,7 +296,7 @@ def constants(
 def programs(m: int, vector: int) -> int:
     """Return how many programs reduce `m` elements: full ones, and those of what is left."""
     full, left = divmod(m, THREADS.value * vector)
-    return full + triton.cdiv(left, THREADS.value)
+    return full - (-left // THREADS.value)
 
 
 def reduce(
@@ -327,9 +327,9 @@ def reduce(
     if m == 0 and check is None:
         return
     stride = terms.stride(0) if terms.shape[0] > 1 else 0
-    starts = terms.data_ptr(), stride * terms.element_size(), out.data_ptr()
-    aligned = all(each % _VECTOR == 0 for each in starts)
-    ranks = len(check.rows) if check is not None else 0
+    starts = terms.data_ptr() | stride * terms.element_size() | out.data_ptr()
+    aligned = starts % _VECTOR == 0
+    ranks = check.rows.shape[0] if check is not None else 0
     kind = op, tuple(recipe), leaves, terms.dtype, out.dtype, finish, aligned
     launch, vector = _launcher(ranks, *kind)
     arguments = terms, out, m, stride // vector
