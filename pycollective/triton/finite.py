@@ -20,6 +20,7 @@ from pycollective.triton.tables import (
     BAD,
     COUNT,
     DTYPE,
+    Table,
     Tables,
     pointer,
     row_of_program,
@@ -96,7 +97,11 @@ def check_finite(table: NDArray[np.int64], found: torch.Tensor, tables: Tables) 
 
 def _launch(kernel: Any, table: NDArray[np.int64], found: torch.Tensor, tables: Tables) -> None:
     check("found", found, (torch.int32,), segments.NONZERO, found.device)
-    made = tables.of(table, -(-table[:, segments.COUNT] // _SIZE.value))
+
+    def make() -> Table:
+        return tables.of(table, -(-table[:, segments.COUNT] // _SIZE.value))
+
+    made = tables.once(("finite", table.tobytes()), make)
     for number in made.dtypes:
         launch = _launcher(kernel, number, made.aligned)
         launch(made.programs, made.rows, made.row_of, found)

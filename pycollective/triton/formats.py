@@ -71,8 +71,14 @@ def check(
     )
 
 
+def word_of(dtype: torch.dtype) -> torch.dtype:
+    """The integers that have the bits of floats and bools; of integers themselves."""
+    if dtype is torch.bool:
+        return torch.uint8
+    return _WORDS[dtype.itemsize] if dtype in FORMATS else dtype
+
+
 def words(x: torch.Tensor) -> torch.Tensor:
     """Floats and bools as the integers that have their bits; integers as they are."""
-    if x.dtype is torch.bool:
-        return x.view(torch.uint8)
-    return x.view(_WORDS[x.element_size()]) if x.dtype in FORMATS else x
+    word = word_of(x.dtype)
+    return x if word is x.dtype else x.view(word)

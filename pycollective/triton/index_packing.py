@@ -276,20 +276,27 @@ def pack(
         raise ConfigurationError(f"parts must be int64 (messages, 4), not {parts.shape}")
     if not len(parts):
         return
-    first, capacity, size, tail = parts.T
-    bounds = _bounds(capacity, size, values.itemsize)
-    _check_numbers(capacity, size)
-    if (first < 0).any() or (tail < 0).any():
-        raise ConfigurationError("an entry or a tail begins before the first")
-    check("places", places, (torch.int32,), int((first + capacity).max()), device)
+
+    def make() -> tuple[torch.Tensor, int, int, int, int]:
+        first, capacity, size, tail = parts.T
+        bounds = _bounds(capacity, size, values.itemsize)
+        _check_numbers(capacity, size)
+        if (first < 0).any() or (tail < 0).any():
+            raise ConfigurationError("an entry or a tail begins before the first")
+        return (
+            tables.numbers(np.column_stack([parts, bounds])),
+            *(int((first + capacity).max()), int((tail + bounds).max())),
+            *(_blocks(capacity), -(-(int(bounds.max()) - HEAD.value - 1) // VALUES)),
+        )
+
+    key = "pack", values.itemsize, parts.tobytes()
+    numbers, entries, room, most, tiles = tables.once(key, make)
+    check("places", places, (torch.int32,), entries, device)
     check("values", values, FLOATS, places.numel(), device)
-    check("messages", messages, (torch.uint8,), int((tail + bounds).max()), device)
+    check("messages", messages, (torch.uint8,), room, device)
     check("found", found, (torch.int32,), segments.NONZERO, device)
     if counts is not None:
         check("counts", counts, (torch.int64,), len(parts), device)
-    numbers = tables.numbers(np.column_stack([parts, bounds]))
-    most = _blocks(capacity)
-    tiles = triton.cdiv(int(bounds.max()) - HEAD.value - 1, VALUES)
     sizes = torch.empty(len(parts), most, dtype=torch.int32, device=device)
     begins = torch.empty(len(parts), most + 1, dtype=torch.int64, device=device)
     counted = counts is not None
@@ -320,7 +327,7 @@ def _check_numbers(capacity: NDArray[np.int64], size: NDArray[np.int64]) -> None
 
 def _blocks(capacity: NDArray[np.int64]) -> int:
     """How many blocks a message has at most; one where it has none, for its programs."""
-    return max(triton.cdiv(int(capacity.max()), PER_BLOCK.value), 1)
+    return max(-(-int(capacity.max()) // PER_BLOCK.value), 1)
 
 
 class Entries(NamedTuple):
@@ -564,16 +571,22 @@ def read(
     device = came.device
     if parts.ndim != 2 or parts.shape[1] != CAME.value or parts.dtype != np.int64:
         raise ConfigurationError(f"parts must be int64 (messages, 6), not {parts.shape}")
-    start, tail, room, size, capacities, _ = parts.T
-    _check_numbers(capacities, size)
-    if (start < 0).any() or (tail < start).any() or (room < 0).any():
-        raise ConfigurationError("a message begins or ends before its first byte")
-    check("came", came, (torch.uint8,), int((tail + room).max()), device)
+
+    def make() -> tuple[int, int, int, int]:
+        start, tail, room, size, capacities, _ = parts.T
+        _check_numbers(capacities, size)
+        if (start < 0).any() or (tail < start).any() or (room < 0).any():
+            raise ConfigurationError("a message begins or ends before its first byte")
+        end, width = int((tail + room).max()), int(size.max()) // 32 + 2
+        return end, _blocks(capacities), width, int(capacities.max())
+
+    key = "read", parts.tobytes()
+    end, blocks, width, capacity = tables.once(key, make)
+    check("came", came, (torch.uint8,), end, device)
     check("found", found, (torch.int32,), segments.NONZERO, device)
     if values not in FLOATS:
         raise ConfigurationError(f"no message has values of {name_of(values)}")
-    count, blocks = len(parts), _blocks(capacities)
-    width, capacity = int(size.max()) // 32 + 2, int(capacities.max())
+    count = len(parts)
     heads, spans, firsts = (
         torch.empty(count, blocks, dtype=torch.int64, device=device) for _ in range(3)
     )
@@ -585,8 +598,8 @@ def read(
     bytes_of = values.itemsize
     launch = launcher(_find_bodies, BYTES=bytes_of, TILE=tile, num_warps=16, **OPTIONS)
     launch(
-        *(count + triton.cdiv(marks.numel(), tile), *given, begins, marks, found),
-        *(count, blocks, marks.numel()),
+        *(count - (-count * width // tile), *given, begins, marks, found),
+        *(count, blocks, count * width),
     )
     launch = launcher(_read_spans, **_ONE_WARP)
     counters = tables.workspace("programs", count)

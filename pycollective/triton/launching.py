@@ -7,15 +7,13 @@ the driver where each address is. That costs the host several times what the dri
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import triton
 from triton.compiler import CompiledKernel
 from triton.runtime import JITFunction, driver
-
-from pycollective.triton.formats import words
 
 _INT32 = 1 << 31
 
@@ -40,15 +38,19 @@ class Launcher:
     Args:
         kernel: of `triton.jit`. Its constexprs are its last parameters.
         constants: its constexprs, and Triton's options, by name.
-        as_words: parameters whose tensors the kernel takes for integers, see `formats.words`.
+        views: the dtypes in which the kernel sees tensors, by its parameters' names; others as they
+            are.
     """
 
     def __init__(
-        self, kernel: Any, constants: Mapping[str, Any], as_words: Collection[str] = ()
+        self,
+        kernel: Any,
+        constants: Mapping[str, Any],
+        views: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         self._kernel = kernel
         self._constants = dict(constants)
-        self._as_words = as_words
+        self._views = dict(views or {})
         self._kept: dict[tuple[object, ...], tuple[Any, ...]] = {}
 
     def __call__(self, programs: int, *args: Any) -> None:
@@ -106,7 +108,7 @@ class Launcher:
         for name, each in zip(kernel.arg_names, args, strict=False):
             if isinstance(each, int) and name not in (variable or ()):
                 raise TypeError(f"{name} is not in {kernel.fn.__name__}'s do_not_specialize")
-            given.append(words(each) if name in self._as_words else each)
+            given.append(each.view(self._views[name]) if name in self._views else each)
         with torch.accelerator.device_index(args[0].device.index):
             compiled = kernel[programs,](*given, **self._constants)
         if isinstance(compiled, CompiledKernel) and compiled.metadata.target.backend == "cuda":

@@ -50,6 +50,7 @@ from pycollective.triton.tables import (
     LEFT,
     NONZERO,
     K,
+    Table,
     Tables,
     pointer,
     row_of_program,
@@ -736,11 +737,18 @@ def quantize(
         ConfigurationError: a codec, chunk or table that is none of these, a tensor that is not as
             said, or a segment that lies outside of `messages`.
     """
-    _check(codec, chunk, table, messages, messages.numel(), found)
-    count, is_packed = table[:, segments.COUNT], table[:, segments.K] != 0
-    made = tables.of(table, -(-count // np.where(is_packed, CHUNKS.value * chunk, COPIED.value)))
+
+    def make() -> Table:
+        _check(codec, chunk, table, size)
+        count, is_packed = table[:, segments.COUNT], table[:, segments.K] != 0
+        block = np.where(is_packed, CHUNKS.value * chunk, COPIED.value)
+        return tables.of(table, -(-count // block))
+
+    size = messages.numel()
+    made = tables.once(("quantize", codec, chunk, size, table.tobytes()), make)
+    _check_tensors(messages, found)
     mine, heads = header or ((0, 0.0, 0), 0)
-    stride = messages.numel() // max(heads, 1)
+    stride = size // max(heads, 1)
     for number in made.dtypes:
         launch = _encoder(codec, chunk, number, made.aligned)
         launch(
@@ -788,18 +796,26 @@ def dequantize(
             said, or a segment that lies outside of a message.
     """
     ranks, stride = messages.shape
-    _check(codec, chunk, table, messages, stride, found)
     if not 1 <= ranks <= _MOST_ROWS:
         raise ConfigurationError(f"messages must be of 1 to {_MOST_ROWS} ranks, not {ranks}")
-    is_packed = table[:, segments.K] != 0
-    needed = programs(table[:, segments.COUNT], math.gcd(chunk, DECODED.value))
-    # A segment without elements may be a parameter's only one.
-    made = tables.of(table, np.maximum(needed, 1) if zero_at else needed)
-    floats = 0
-    if not is_packed.all():
-        places = messages.data_ptr() + table[:, segments.AT][~is_packed]
-        floats = int(np.gcd.reduce(np.append(places, (stride, _VECTOR))))
-    is_any = bool(is_packed.any())
+
+    def make() -> tuple[Table, bool, int]:
+        _check(codec, chunk, table, stride)
+        is_packed = table[:, segments.K] != 0
+        needed = programs(table[:, segments.COUNT], math.gcd(chunk, DECODED.value))
+        # A segment without elements may be a parameter's only one.
+        made = tables.of(table, np.maximum(needed, 1) if zero_at else needed)
+        floats = 0
+        if not is_packed.all():
+            places = begin + table[:, segments.AT][~is_packed]
+            floats = int(np.gcd.reduce(np.append(places, (stride, _VECTOR))))
+        return made, bool(is_packed.any()), floats
+
+    begin = messages.data_ptr() % _VECTOR
+    made, is_any, floats = tables.once(
+        ("dequantize", codec, chunk, stride, begin, zero_at != 0, table.tobytes()), make
+    )
+    _check_tensors(messages, found)
     for number in made.dtypes:
         launch, divides = _decoder(
             codec, chunk, ranks, divisor, is_any, floats, zero_at != 0, number, made.aligned
@@ -829,23 +845,19 @@ def payload_bytes(codec: str, chunk: int, count: Any) -> Any:
     return -(-count // chunk) * 4 - (-count // _ELEMENTS_OF_A_BYTE[codec])
 
 
-def _check(
-    codec: str,
-    chunk: int,
-    table: NDArray[np.int64],
-    messages: torch.Tensor,
-    size: int,
-    found: torch.Tensor,
-) -> None:
+def _check(codec: str, chunk: int, table: NDArray[np.int64], size: int) -> None:
     """Refuse what kernels would misread, where segments must lie within `size` bytes."""
     if codec not in _ELEMENTS_OF_A_BYTE:
         raise ConfigurationError(f"no codec {codec!r}; there are {list(_ELEMENTS_OF_A_BYTE)}")
     if chunk % _LEAST_CHUNK or not 0 < chunk <= _MOST_CHUNK:
         raise ConfigurationError(f"a chunk is a multiple of 64 elements up to 65536, not {chunk}")
-    check("messages", messages, (torch.uint8,), 0, messages.device)
-    check("found", found, (torch.int32,), segments.NONZERO, messages.device)
     at, count = table[:, segments.AT], table[:, segments.COUNT]
     is_packed = table[:, segments.K] != 0
     ends = at + np.where(is_packed, payload_bytes(codec, chunk, count), 4 * count)
     if ((at < 0) | (ends > size)).any():
         raise ConfigurationError(f"a segment ends behind the {size} bytes of a message")
+
+
+def _check_tensors(messages: torch.Tensor, found: torch.Tensor) -> None:
+    check("messages", messages, (torch.uint8,), 0, messages.device)
+    check("found", found, (torch.int32,), segments.NONZERO, messages.device)

@@ -33,7 +33,7 @@ import triton.language as tl
 
 from pycollective.order import COMBINE
 from pycollective.triton.floats import divided, is_nan, narrowed, rounded, widened, with_one_nan
-from pycollective.triton.formats import FORMATS, name_of
+from pycollective.triton.formats import FORMATS, name_of, word_of
 from pycollective.triton.header_check import FITS, WORDS, Check
 from pycollective.triton.launching import Launcher
 
@@ -296,7 +296,7 @@ def constants(
 def programs(m: int, vector: int) -> int:
     """Return how many programs reduce `m` elements: full ones, and those of what is left."""
     full, left = divmod(m, THREADS.value * vector)
-    return full + triton.cdiv(left, THREADS.value)
+    return full - (-left // THREADS.value)
 
 
 def reduce(
@@ -327,9 +327,9 @@ def reduce(
     if m == 0 and check is None:
         return
     stride = terms.stride(0) if terms.shape[0] > 1 else 0
-    starts = terms.data_ptr(), stride * terms.element_size(), out.data_ptr()
-    aligned = all(each % _VECTOR == 0 for each in starts)
-    ranks = len(check.rows) if check is not None else 0
+    starts = terms.data_ptr() | stride * terms.element_size() | out.data_ptr()
+    aligned = starts % _VECTOR == 0
+    ranks = check.rows.shape[0] if check is not None else 0
     kind = op, tuple(recipe), leaves, terms.dtype, out.dtype, finish, aligned
     launch, vector = _launcher(ranks, *kind)
     arguments = terms, out, m, stride // vector
@@ -345,11 +345,20 @@ def reduce(
 
 
 @functools.cache
-def _launcher(ranks: int, op: str, recipe: tuple[int, ...], *more: Any) -> tuple[Launcher, int]:
+def _launcher(
+    ranks: int,
+    op: str,
+    recipe: tuple[int, ...],
+    leaves: int,
+    terms: torch.dtype,
+    out: torch.dtype,
+    *more: Any,
+) -> tuple[Launcher, int]:
     """What launches with `constants`, and compares headers of so many ranks; and `VECTOR`."""
-    constexprs = constants(op, recipe, *more)
+    constexprs = constants(op, recipe, leaves, terms, out, *more)
     given = {**constexprs, **OPTIONS}
     if ranks:
         given["HEADERS"] = triton.next_power_of_2(ranks)
-    launch = Launcher(reduce_and_check if ranks else reduce_rows, given, as_words=("terms", "out"))
+    views = {"terms": word_of(terms), "out": word_of(out)}
+    launch = Launcher(reduce_and_check if ranks else reduce_rows, given, views)
     return launch, constexprs["VECTOR"]

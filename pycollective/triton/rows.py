@@ -9,6 +9,7 @@ Full programs have no mask, so that their loads have 16 bytes where addresses al
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,8 +17,9 @@ import triton
 import triton.language as tl
 
 from pycollective.triton.floats import is_nan, rounded, widened
-from pycollective.triton.formats import FORMATS, name_of, words
+from pycollective.triton.formats import FORMATS, name_of, word_of
 from pycollective.triton.header_check import BYTES, FITS, WORDS
+from pycollective.triton.launching import Launcher
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 _BYTES = 8192  # of a program of `write_rows`
@@ -136,20 +138,23 @@ def lay_out(
         fits: int64, ``(1,)``: the header's last word. None: that of `header`.
     """
     block = _BYTES // leaves.itemsize
-    programs = max(triton.cdiv(size, block), 1)
-    starts = leaves.data_ptr(), rows.data_ptr(), step * leaves.itemsize
-    vector = _VECTOR // leaves.itemsize if all(each % _VECTOR == 0 for each in starts) else 1
-    with torch.accelerator.device_index(rows.device.index):
-        write_rows[len(rows) * programs,](
-            *(words(leaves), words(rows.view(leaves.dtype)), number),
-            number if fits is None else fits,
-            *(leaves.numel(), step // vector, size, rows.shape[1] // _LINE.value, programs),
-            *(header[0], *header[2:]),
-            SIZE=block,
-            VECTOR=vector,
-            HAS_FITS=fits is not None,
-            **OPTIONS,
-        )
+    programs = max(-(-size // block), 1)
+    starts = leaves.data_ptr() | rows.data_ptr() | step * leaves.itemsize
+    vector = _VECTOR // leaves.itemsize if starts % _VECTOR == 0 else 1
+    count, stride = rows.shape
+    launch = _writer(leaves.dtype, block, vector, fits is not None)
+    launch(
+        *(count * programs, leaves, rows, number, number if fits is None else fits),
+        *(leaves.numel(), step // vector, size, stride // BYTES, programs),
+        *(header[0], *header[2:]),
+    )
+
+
+@functools.cache
+def _writer(dtype: torch.dtype, size: int, vector: int, has_fits: bool) -> Launcher:
+    constexprs = {"SIZE": size, "VECTOR": vector, "HAS_FITS": has_fits}
+    views = dict.fromkeys(("leaves", "messages"), word_of(dtype))
+    return Launcher(write_rows, {**constexprs, **OPTIONS}, views)
 
 
 def narrowed(leaves: torch.Tensor, out: torch.Tensor, fits: torch.Tensor) -> None:
@@ -164,12 +169,13 @@ def narrowed(leaves: torch.Tensor, out: torch.Tensor, fits: torch.Tensor) -> Non
             sign, or is a NaN; else 0.
     """
     fits.fill_(1)
-    programs = triton.cdiv(leaves.numel(), _SIZE.value)
-    if programs:
-        with torch.accelerator.device_index(leaves.device.index):
-            cast[programs,](
-                *(words(leaves), words(out), fits, leaves.numel()),
-                TYPE=name_of(out.dtype),
-                FORMAT=tuple(FORMATS[out.dtype]),
-                **OPTIONS,
-            )
+    count = leaves.numel()
+    if count:
+        _caster(out.dtype)(-(-count // _SIZE.value), leaves, out, fits, count)
+
+
+@functools.cache
+def _caster(dtype: torch.dtype) -> Launcher:
+    constexprs = {"TYPE": name_of(dtype), "FORMAT": tuple(FORMATS[dtype])}
+    views = {"leaves": word_of(torch.float32), "out": word_of(dtype)}
+    return Launcher(cast, {**constexprs, **OPTIONS}, views)

@@ -31,6 +31,7 @@ from pycollective.triton.tables import (
     DTYPE,
     ENTRY,
     ITEM,
+    Table,
     Tables,
     pointer,
     row_of_program,
@@ -164,24 +165,30 @@ def average(
     """
     if not len(parts) or not len(table):
         return
-    shards = int(parts[-1, -1]) + 1
-    ranks = max(len(parts) // max(shards, 1), 1)
-    if (parts[:, -1] != np.arange(len(parts)) // ranks).any():
-        raise ConfigurationError("all shards must have as many messages, one after another")
-    if ranks > MOST_RANKS:
-        raise ConfigurationError(f"a sum is of 1 to {MOST_RANKS} ranks' messages, not {ranks}")
-    sizes = parts[table[:, segments.ENTRY] * ranks, 3]
-    if (table[:, segments.AT] + table[:, segments.COUNT] > sizes).any():
-        raise ConfigurationError("a segment ends beyond its shard's places")
-    items = int(table[:, segments.ITEM].max()) + 1
-    if (parts[:, 1] - parts[:, 0] < BITS_AT.value + -(-items // 8)).any():
-        raise ConfigurationError(f"a message has no header of {items} parameters")
+
+    def make() -> tuple[Table, torch.Tensor, int]:
+        shards = int(parts[-1, -1]) + 1
+        ranks = max(len(parts) // max(shards, 1), 1)
+        if (parts[:, -1] != np.arange(len(parts)) // ranks).any():
+            raise ConfigurationError("all shards must have as many messages, one after another")
+        if ranks > MOST_RANKS:
+            raise ConfigurationError(f"a sum is of 1 to {MOST_RANKS} ranks' messages, not {ranks}")
+        sizes = parts[table[:, segments.ENTRY] * ranks, 3]
+        if (table[:, segments.AT] + table[:, segments.COUNT] > sizes).any():
+            raise ConfigurationError("a segment ends beyond its shard's places")
+        items = int(table[:, segments.ITEM].max()) + 1
+        if (parts[:, 1] - parts[:, 0] < BITS_AT.value + -(-items // 8)).any():
+            raise ConfigurationError(f"a message has no header of {items} parameters")
+        uploaded = tables.of(table, -(-table[:, segments.COUNT] // TILE))
+        return uploaded, tables.numbers(parts), ranks
+
+    key = "average", parts.shape, parts.dtype, parts.tobytes(), table.tobytes()
+    uploaded, numbers, ranks = tables.once(key, make)
     entries = read(came, parts, values, found, tables)
-    uploaded = tables.of(table, -(-table[:, segments.COUNT] // TILE))
     for number in uploaded.dtypes if uploaded.programs else ():
         launch = _launcher(ranks, number, uploaded.aligned, divisor != 1)
         launch(
-            *(uploaded.programs, uploaded.rows, uploaded.row_of, came, tables.numbers(parts)),
+            *(uploaded.programs, uploaded.rows, uploaded.row_of, came, numbers),
             *(*entries, found, entries.marks.shape[1], entries.values.shape[1], divisor),
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from pycollective import segments
 from pycollective.errors import ConfigurationError
 
+Made = TypeVar("Made")
+
 _ADDRESSES = (segments.ADDRESS, segments.HELD, segments.LEFT)
-_KEPT = 1024  # tables: some of each bucket, for addresses that change by turns
+_KEPT = 4096  # tables and what is made of them: some of each bucket, as addresses change by turns
 
 # Columns in kernels: those of `segments`, and the number of the row's first program.
 ADDRESS = tl.constexpr(segments.ADDRESS)
@@ -74,7 +77,7 @@ class Tables:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._kept: OrderedDict[tuple[bytes, bytes], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[Hashable, ...], Any] = OrderedDict()
         self._workspaces: dict[str, torch.Tensor] = {}
 
     def of(self, rows: NDArray[np.int64], programs: NDArray[np.int64]) -> Table:
@@ -104,12 +107,12 @@ class Tables:
                 bool(rows[:, segments.HELD].any()),
             )
 
-        return self._once((rows.tobytes(), programs.tobytes()), make)
+        return self.once((rows.tobytes(), programs.tobytes()), make)
 
     def numbers(self, array: NDArray[Any]) -> torch.Tensor:
         """Numbers that come again, such as where rows begin."""
-        key = (array.tobytes(), f"{array.dtype}, {array.shape}".encode())
-        return self._once(key, lambda: upload(array, self.device))
+        key = array.tobytes(), array.dtype, array.shape
+        return self.once(key, lambda: upload(array, self.device))
 
     def workspace(self, name: str, size: int) -> torch.Tensor:
         """At least `size` zeros of int32. Whoever uses them leaves zeros."""
@@ -119,14 +122,16 @@ class Tables:
             self._workspaces[name] = kept
         return kept
 
-    def _once(self, key: tuple[bytes, bytes], make: Any) -> Any:
+    def once(self, key: tuple[Hashable, ...], make: Callable[[], Made]) -> Made:
+        """What was made for this key, such as what a table's numbers ask of tensors."""
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = make()
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
-        return found
+        made: Made = found
+        return made
 
 
 @triton.jit

@@ -907,10 +907,12 @@ def _blocks(table: NDArray[np.int64], size: int = BLOCK) -> NDArray[np.int64]:
     return -(-table[:, segments.COUNT] // size)
 
 
-def _check_table(
-    table: NDArray[np.int64], messages: torch.Tensor, found: torch.Tensor, tables: Tables
-) -> None:
-    """Refuse what kernels would misread, as far as a look at the table tells."""
+def _room(table: NDArray[np.int64]) -> tuple[int, int]:
+    """Refuse what kernels would misread, as far as a look at the table tells.
+
+    Returns:
+        How many bytes of messages, and how many words of what is found, it has.
+    """
     if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != segments.COLUMNS:
         raise ConfigurationError(
             f"a table must be int64, (rows, {segments.COLUMNS}), not {table.dtype}, {table.shape}"
@@ -920,9 +922,15 @@ def _check_table(
         raise ConfigurationError(f"dtypes in a table must be below {len(segments.DTYPES)}")
     copied = table[table[:, segments.K] == 0]
     ends = copied[:, segments.AT] + 4 * copied[:, segments.COUNT]
-    check("messages", messages, (torch.uint8,), ends.max(initial=0), tables.device)
     items = table[:, segments.ITEM].max(initial=-1) + 1
-    check("found", found, (torch.int32,), segments.NONZERO + items, tables.device)
+    return int(ends.max(initial=0)), segments.NONZERO + int(items)
+
+
+def _check_room(
+    messages: torch.Tensor, found: torch.Tensor, room: tuple[int, int], device: torch.device
+) -> None:
+    check("messages", messages, (torch.uint8,), room[0], device)
+    check("found", found, (torch.int32,), room[1], device)
 
 
 def _check_entries(
@@ -952,7 +960,7 @@ def _by_chunk(table: NDArray[np.int64], chunk: int) -> NDArray[np.int64]:
 
 
 def _in_registers(
-    table: NDArray[np.int64],
+    on: Table,
     chunk: int,
     places: torch.Tensor,
     values: torch.Tensor,
@@ -960,8 +968,7 @@ def _in_registers(
     found: torch.Tensor,
     tables: Tables,
 ) -> None:
-    on = tables.of(table, _blocks(table, chunk))
-    wide = triton.next_power_of_2(chunk)
+    wide = 1 << (chunk - 1).bit_length()
     warps = max(1, wide // _OF_A_WARP)
     bits = torch.empty(on.programs * wide // 32, dtype=torch.int32, device=tables.device)
     for types in _types(on):
@@ -975,28 +982,28 @@ def _in_registers(
 
 
 def _by_blocks(
-    table: NDArray[np.int64],
+    on: Table,
     places: torch.Tensor,
     values: torch.Tensor,
     messages: torch.Tensor,
     found: torch.Tensor,
     tables: Tables,
 ) -> None:
-    on = tables.of(table, _blocks(table))
     if not on.programs:
         return
 
     def room(size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=tables.device)
 
-    known = room(len(table) * KNOWN.value, torch.int64)
+    rows = len(on.rows)
+    known = room(rows * KNOWN.value, torch.int64)
     candidates = room(on.programs * ROOM, torch.float32)
     offsets = room(on.programs * ROOM, torch.int16)
     counts = room(on.programs, torch.int32)
     bits = room(on.programs * BLOCK // 32, torch.int32)
     bins, counters = _workspaces(on, tables)
     for types in _types(on):
-        launcher(_begin, FEW=SAMPLE, **types, **OPTIONS)(len(table), on.rows, known)
+        launcher(_begin, FEW=SAMPLE, **types, **OPTIONS)(rows, on.rows, known)
         launch = launcher(
             _add,
             **{"LISTS": True, "SIZE": BLOCK, "ROOM": ROOM, "num_warps": 8},
@@ -1068,8 +1075,13 @@ def sparse_add(
     Raises:
         ConfigurationError: an argument is not as said.
     """
-    _check_table(table, messages, found, tables)
-    on = tables.of(table, _blocks(table))
+
+    def make() -> tuple[Table, tuple[int, int]]:
+        room = _room(table)
+        return tables.of(table, _blocks(table)), room
+
+    on, room = tables.once(("sparse_add", table.tobytes()), make)
+    _check_room(messages, found, room, tables.device)
     for types in _types(on):
         launch = launcher(_add, LISTS=False, SIZE=BLOCK, ROOM=ROOM, **types, **OPTIONS)
         launch(
@@ -1103,7 +1115,9 @@ def sparse_histogram(
         raise ConfigurationError(f"there are no {bits} bits of a magnitude above {shift}")
     check("prefixes", prefixes, (torch.int64,), len(table), tables.device)
     check("bins", bins, (torch.int32,), len(table) << bits, tables.device)
-    on = tables.of(table, _blocks(table))
+    on = tables.once(
+        ("sparse_histogram", table.tobytes()), lambda: tables.of(table, _blocks(table))
+    )
     if on.programs:
         copies, counters = _workspaces(on, tables)
         launch = launcher(
@@ -1141,13 +1155,17 @@ def sparse_select(
     """
     check("keys", keys, (torch.int64,), len(table), tables.device)
     check("ties", ties, (torch.int64,), len(table), tables.device)
-    most = np.minimum(table[:, segments.K], table[:, segments.COUNT])
-    _check_entries(places, values, int(most.sum()), tables.device)
-    on = tables.of(table, np.where(most > 0, _blocks(table), 0))
+
+    def make() -> tuple[Table, int, int]:
+        most = np.minimum(table[:, segments.K], table[:, segments.COUNT])
+        on = tables.of(table, np.where(most > 0, _blocks(table), 0))
+        return on, int(most.sum()), int((most > 0).sum())
+
+    on, room, active = tables.once(("sparse_select", table.tobytes()), make)
+    _check_entries(places, values, room, tables.device)
     if not on.programs:
         return torch.zeros(1, dtype=torch.int64, device=tables.device)
     constants = {"STRIDE": 1, "LISTED": False}
-    active = int((most > 0).sum())
     return _write(on, (keys,) * 4, keys, ties, places, values, active, constants, tables)
 
 
@@ -1185,7 +1203,7 @@ def merge(
             f"begins must be int64, {(ranks, ranks * each)}, not {begins.dtype}, {begins.shape}"
         )
     told = torch.empty(2 + ranks, each, dtype=torch.int64, device=tables.device)
-    rows = triton.next_power_of_2(ranks)
+    rows = 1 << (ranks - 1).bit_length()
     launch = launcher(_merge, BITS=bins.bit_length() - 1, RANKS=rows, **OPTIONS)
     launch(each, came, wanted, tables.numbers(begins), told, each, rank, ranks, len(wanted))
     return told
@@ -1216,7 +1234,7 @@ def take(
     out = torch.empty(3, many, dtype=torch.int64, device=prefixes.device)
     if many:
         launch = launcher(_take, BITS=bits, SIZE=128, **OPTIONS)
-        launch(triton.cdiv(many, 128), heard, prefixes, out, each, rank, ranks, many)
+        launch(-(-many // 128), heard, prefixes, out, each, rank, ranks, many)
     return out[0], out[1], out[2]
 
 
@@ -1249,18 +1267,29 @@ def top_k(
     Raises:
         ConfigurationError: the table or a tensor is not as said, or has no room.
     """
-    _check_table(table, messages, found, tables)
-    if chunk % 64 or not 0 <= chunk <= 65_536:
-        raise ConfigurationError(f"a chunk is a multiple of 64 elements up to 65536, not {chunk}")
-    rows = table[table[:, segments.K] > 0]
-    count, k = rows[:, segments.COUNT], rows[:, segments.K]
-    if chunk and (k > chunk).any():
-        raise ConfigurationError(f"{k.max()} of each {chunk} elements cannot be taken")
-    taken = count // chunk * k + -(-k * (count % chunk) // chunk) if chunk else k
-    room = int((rows[:, segments.ENTRY] + taken).max(initial=0))
-    _check_entries(places, values, room, tables.device)
-    if 0 < chunk <= LONGEST:
-        _in_registers(table, chunk, places, values, messages, found, tables)
+    in_registers = 0 < chunk <= LONGEST
+
+    def make() -> tuple[Table, tuple[int, int], int]:
+        room = _room(table)
+        if chunk % 64 or not 0 <= chunk <= 65_536:
+            raise ConfigurationError(
+                f"a chunk is a multiple of 64 elements up to 65536, not {chunk}"
+            )
+        rows = table[table[:, segments.K] > 0]
+        count, k = rows[:, segments.COUNT], rows[:, segments.K]
+        if chunk and (k > chunk).any():
+            raise ConfigurationError(f"{k.max()} of each {chunk} elements cannot be taken")
+        taken = count // chunk * k + -(-k * (count % chunk) // chunk) if chunk else k
+        entries = int((rows[:, segments.ENTRY] + taken).max(initial=0))
+        if in_registers:
+            return tables.of(table, _blocks(table, chunk)), room, entries
+        split = _by_chunk(table, chunk) if chunk else table
+        return tables.of(split, _blocks(split)), room, entries
+
+    on, room, entries = tables.once(("top_k", chunk, table.tobytes()), make)
+    _check_room(messages, found, room, tables.device)
+    _check_entries(places, values, entries, tables.device)
+    if in_registers:
+        _in_registers(on, chunk, places, values, messages, found, tables)
     else:
-        table = _by_chunk(table, chunk) if chunk else table
-        _by_blocks(table, places, values, messages, found, tables)
+        _by_blocks(on, places, values, messages, found, tables)

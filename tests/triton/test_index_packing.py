@@ -319,7 +319,11 @@ PART = np.array([[0, 20, 1000, 0]])
 
 def to_pack(**others):
     given = {"places": torch.zeros(20, dtype=torch.int32), "values": torch.zeros(20)}
-    given |= {"parts": PART, "counts": torch.tensor([20]), "tables": None}
+    given |= {
+        "parts": PART,
+        "counts": torch.tensor([20]),
+        "tables": COMPILED.Tables(torch.device("cpu")),
+    }
     room = COMPILED.tail_bound(20, 1000, torch.float32)
     given["messages"] = torch.zeros(room, dtype=torch.uint8)
     return {**given, "found": torch.zeros(4, dtype=torch.int32), **others}
@@ -355,7 +359,11 @@ CAME = np.array([[0, 1, 8, 9, 5, 0]])
 )
 def test_what_is_not_read(others):
     given = {"came": torch.zeros(9, dtype=torch.uint8), "parts": CAME, "values": torch.float32}
-    given |= {"found": torch.zeros(4, dtype=torch.int32), "tables": None, **others}
+    given |= {
+        "found": torch.zeros(4, dtype=torch.int32),
+        "tables": COMPILED.Tables(torch.device("cpu")),
+        **others,
+    }
     with pytest.raises(ConfigurationError):
         COMPILED.read(**given)
 

@@ -563,3 +563,27 @@ def test_what_is_refused(good, why, bad):
     call(**good)
     with pytest.raises(ConfigurationError, match=why):
         call(**good | bad)
+
+
+def test_a_table_that_comes_again_is_looked_at_for_other_messages(monkeypatch):
+    """Those that begin elsewhere, are shorter, or have headers."""
+    launched = []
+
+    def decoder(*constants):
+        return lambda programs, *args: launched.append((programs, *constants)), True
+
+    monkeypatch.setattr(KERNELS, "_decoder", decoder)
+    memory, tables = torch.zeros(600, dtype=torch.uint8), KERNELS.Tables(CPU)
+    begin = -memory.data_ptr() % 16
+    table = table_of([{"x": torch.zeros(64)}, {"x": torch.zeros(0)}])
+    for first, stride, zero_at in ((0, 256, 0), (4, 256, 0), (0, 256, segments.zero_at(1))):
+        messages = memory[begin + first :][: 2 * stride].view(2, stride)
+        KERNELS.dequantize("int8", 64, table, messages, 2.0, words(), zero_at, tables)
+    assert [(programs, floats) for programs, *_, floats, _, _, _ in launched] == [
+        *((1, 16), (1, 4), (2, 16))
+    ]
+    with pytest.raises(ConfigurationError, match="behind the 252 bytes"):
+        KERNELS.dequantize("int8", 64, table, memory[:504].view(2, 252), 2.0, words(), 0, tables)
+    KERNELS.quantize("int8", 64, table, memory[:256], words(), 0, tables)
+    with pytest.raises(ConfigurationError, match="behind the 252 bytes"):
+        KERNELS.quantize("int8", 64, table, memory[:252], words(), 0, tables)
