@@ -30,7 +30,7 @@ class Repeated {
     }
     const FloatEnvironment ieee;
     find_kernels(Dtype::kBFloat16, ReduceOp::kSum, active_simd_level())
-        .reduce(leaves.data(), n, sums_.data(), nullptr, block_ / 2);
+        .reduce(leaves.data(), n, n, sums_.data(), nullptr, block_ / 2);
   }
 
   // Array `leaf`, of so many bytes. They are there when it returns.

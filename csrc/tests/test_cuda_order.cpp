@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "engine/gpu/on_device.h"
 #include "tests/calls.h"
 #include "tests/cases.h"
 #include "tests/gpu_threads.h"
