@@ -4,9 +4,10 @@ Usage: python3 -m benchmarks.gpu.run [--out DIR] [--seconds 470] [--no-build] [-
 
 Nothing is installed and nothing fetched. Each step (steps.py) is a process of its own with a time
 limit; one that fails, or cannot run here, stops no other, and is listed with its reason, as is what
-is left when the time for everything is over. Writes DIR/gpu.json and prints a table (shown.py). On
-the stand-in for the driver (docs/gpu.md) the results are none of a GPU's: then DIR must be another
-than benchmarks/results.
+is left when the time for everything is over. Where MPS can be had (mps.py), steps whose kernels
+wait for another process's run under it. Writes DIR/gpu.json after each step, so that a run that is
+cut leaves what it has, and prints a table (shown.py). On the stand-in for the driver (docs/gpu.md)
+the results are none of a GPU's: then DIR must be another than benchmarks/results.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -30,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import images
-from benchmarks.gpu.shown import Outcome, table
+from benchmarks.gpu.mps import Mps
+from benchmarks.gpu.shown import Outcome, heading, table
 from benchmarks.gpu.steps import BUILT, IMAGES, PYTHON, ROOT, Step, builds, checks, last_json
 
 SCHEMA = "pycollective-gpu/1"
@@ -68,6 +72,19 @@ print(json.dumps({
     "devices": devices, "driver": name, "version": version.value,
     "architectures": [str(each) for each in sorted(architectures)],
 }))
+"""
+# Prints them with torch's GPUs, of which there may be none.
+_VERSIONS = """
+import json, torch
+there = {"torch": torch.__version__, "torch finds a GPU": torch.cuda.is_available()}
+try:
+    import triton
+    there["triton"] = triton.__version__
+except ImportError:
+    pass
+if there["torch finds a GPU"]:
+    there["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+print(json.dumps(there))
 """
 
 
@@ -110,19 +127,26 @@ def environment() -> dict[str, str]:
     return {**os.environ, **mine}
 
 
-def run_step(step: Step, missing: dict[str, str], limit: float) -> Outcome:
-    """Run it for `limit` seconds at most; `missing` says why what is not here is not."""
+def run_step(step: Step, missing: dict[str, str], limit: float, mps: Mps | None = None) -> Outcome:
+    """Run it for `limit` seconds at most; `missing` says why what is not here is not.
+
+    `mps` is started where the step is to run under it, and left running.
+    """
     lacks = [missing[need] for need in step.needs if need in missing]
     if lacks:
         return Outcome(step.name, "not run", "; ".join(lacks))
     if limit < 1:
         return Outcome(step.name, "not run", OUT_OF_TIME)
+    under, why = {}, []
+    if step.under_mps and mps is not None:
+        under = mps.start()
+        why = [f"without MPS: {mps.why_not}" if mps.why_not else "under MPS"]
     started = time.monotonic()
     with tempfile.TemporaryFile() as written:  # a pipe would stay open with whoever outlives it
         try:
             process = subprocess.Popen(
                 step.command,
-                **{"cwd": step.folder, "env": {**environment(), **step.environment}},
+                **{"cwd": step.folder, "env": {**environment(), **under, **step.environment}},
                 **{"stdin": subprocess.DEVNULL, "stdout": written, "stderr": subprocess.STDOUT},
                 start_new_session=True,
             )
@@ -141,11 +165,12 @@ def run_step(step: Step, missing: dict[str, str], limit: float) -> Outcome:
     tail = [line[:_WIDTH] for line in said.splitlines()[-_TAIL:]]
     if status is None:
         over = f", and then {OUT_OF_TIME}" if limit < step.limit else ""
-        return Outcome(step.name, "too slow", f"not done in {limit:.0f} s{over}", took, {}, tail)
+        how = "; ".join([f"not done in {limit:.0f} s{over}", *why])
+        return Outcome(step.name, "too slow", how, took, step.reads(said), tail)
     if status != 0:
         how = f"status {status}" if status > 0 else f"ended by signal {-status}"
-        return Outcome(step.name, "failed", how, took, step.reads(said), tail)
-    return Outcome(step.name, "ok", "", took, step.reads(said))
+        return Outcome(step.name, "failed", "; ".join([how, *why]), took, step.reads(said), tail)
+    return Outcome(step.name, "ok", "; ".join(why), took, step.reads(said))
 
 
 def end_session(leader: int) -> None:
@@ -180,26 +205,81 @@ def probe() -> tuple[dict[str, str], dict[str, Any]]:
     for module in ("cupy", "mpi4py", "triton", "ml_dtypes"):
         if importlib.util.find_spec(module) is None:
             missing[module] = f"there is no {module}"
-    code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    if run_step(Step("", (PYTHON, "-c", code), 60, ()), {}, 60).outcome != "ok":
+    asked = Step("", (PYTHON, "-c", _VERSIONS), 60, (), reads=last_json)
+    versions = run_step(asked, {}, 60).measured
+    if not versions.pop("torch finds a GPU", False):
         missing["torch CUDA"] = "torch is not there, or finds no GPU"
     machine = {
         "gpus": gpus,
         "driver": report().get("driver", ""),
+        "driver_version": driver_version(),
         "cuda": report().get("version"),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "stand-in": STANDIN in gpus,
+        **versions,
     }
     return missing, machine
 
 
-def run_all(steps: list[Step], missing: dict[str, str], end: float) -> list[Outcome]:
-    """Each in turn, whatever became of those before, until `end` on the monotonic clock."""
-    outcomes = []
-    for step in steps:
-        print(f"... {step.name}", flush=True)
-        outcomes.append(run_step(step, missing, min(step.limit, end - time.monotonic())))
+def driver_version() -> str:
+    """Of the kernel's module, which CUDA does not tell; empty where there is none."""
+    try:
+        said = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", said)
+    return found[1] if found else ""
+
+
+class Results:
+    """DIR/gpu.json, which each call writes anew: a run that is cut leaves a whole file."""
+
+    def __init__(self, folder: Path, machine: dict[str, Any], before: list[Outcome]) -> None:
+        self._folder, self._before = folder, before
+        self._about = {"schema": SCHEMA, "date": time.strftime("%Y-%m-%d"), "machine": machine}
+
+    def __call__(self, later: list[Outcome]) -> None:
+        """Write what became of the steps so far."""
+        record = {**self._about, "steps": [asdict(each) for each in self._before + later]}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        written = self._folder / "gpu.json.new"
+        written.write_text(json.dumps(record, indent=1) + "\n")
+        written.replace(self._folder / "gpu.json")
+
+
+def nowhere(outcomes: list[Outcome]) -> None:
+    """In place of `Results`: there is no GPU, or nobody asks."""
+
+
+def end_on_sigterm() -> None:
+    """As on Ctrl-C, so that what was started is ended: `timeout` ends a run by SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def run_all(
+    steps: list[Step],
+    missing: dict[str, str],
+    end: float,
+    mps: Mps | None = None,
+    after_each: Callable[[list[Outcome]], None] = nowhere,
+) -> list[Outcome]:
+    """Each in turn, whatever became of those before, until `end` on the monotonic clock.
+
+    `after_each` has the outcomes so far. `mps` runs only while steps do that are to run under it.
+    """
+    outcomes: list[Outcome] = []
+    try:
+        for step in steps:
+            if mps is not None and not step.under_mps:
+                mps.stop()
+            limit = min(step.limit, end - time.monotonic())
+            outcomes.append(run_step(step, missing, limit, mps))
+            print(f"... {heading(outcomes[-1])}", flush=True)
+            after_each(outcomes)
+    finally:
+        if mps is not None:
+            mps.stop()
     return outcomes
 
 
@@ -234,13 +314,14 @@ def main() -> None:
             "the driver is the stand-in, whose results are none of a GPU's: give another --out"
         )
     steps += checks(given.small)
-    outcomes += run_all(steps[len(outcomes) :], missing, end)
+    end_on_sigterm()
+    there_is = "driver" not in missing
+    mps = Mps(environment(), missing.get("driver") or missing.get("a real GPU", ""))
+    write = Results(given.out, machine, outcomes) if there_is else nowhere
+    outcomes = outcomes + run_all(steps[len(outcomes) :], missing, end, mps, write)
     shows = [step.shows for step in steps]
     print("\n".join(table(shows, outcomes, is_real=not machine["stand-in"])))
-    if "driver" not in missing:
-        given.out.mkdir(parents=True, exist_ok=True)
-        record = {"schema": SCHEMA, "machine": machine, "steps": [asdict(o) for o in outcomes]}
-        (given.out / "gpu.json").write_text(json.dumps(record, indent=1) + "\n")
+    if there_is:
         print(f"see {given.out / 'gpu.json'}")
     bad = [each for each in outcomes if each.outcome in ("failed", "too slow")]
     sys.exit(1 if bad or "driver" in missing else 0)

@@ -172,8 +172,43 @@ def over_nccl(m: Measured) -> list[Shown]:
     return rows
 
 
-def ddp_over_nccl(m: Measured) -> list[Shown]:
-    """Of ddp: what a hook gives is held to what CPUs give; without one NCCL promises nothing."""
+_LARGE = 64 << 20  # bytes, from which on a call's whole time has a target
+# How much of DDP's own time the host may take with each hook.
+_DDP_AT_MOST = {"ordered": 1.25, "1 bit": 1.5, "top-k by tensor": 2, "top-k by chunk": 2}
+
+
+def price(m: Measured) -> list[Shown]:
+    """Of price: calls are held to the bare exchange of as many bytes, hooks to DDP's own."""
+    if "refused" in m:
+        return [Shown("NCCL with ranks that share a GPU", "", why_not=m["refused"])]
+    rows = []
+    for name, row in m["calls"].items():
+        host, whole = row["ordered_host_us"], row["ordered_whole_us"]
+        rows.append(Shown(f"{name}, the host", number(host), "us"))
+        rows.append(at_most("  of the bare exchange's", host / row["bare_host_us"], 1.3, "times"))
+        label = f"{name}, the whole"
+        if row["bytes"] >= _LARGE and "copy_us" in row:
+            bound = 1.05 * row["bare_whole_us"] + 3 * row["copy_us"]
+            rows.append(at_most(label, whole, round(bound), "us"))
+        else:
+            rows.append(Shown(label, number(whole), "us"))
+        rows.append(is_none("  wrong", row["wrong"], "elements"))
+    if "refused" in m["DDP"]:
+        return [*rows, Shown("48 parameters under DDP", "", why_not=m["DDP"]["refused"])]
+    own = m["DDP"]["own"]["host_us"]
+    for name, row in m["DDP"].items():
+        label = f"48 parameters under DDP, {name}"
+        rows.append(Shown(label, number(row["host_us"]), "us"))
+        if name in _DDP_AT_MOST:
+            share, bound = row["host_us"] / own, _DDP_AT_MOST[name]
+            rows.append(at_most("  of DDP's own", share, bound, "times"))
+        alike = row["alike"]
+        rows.append(Shown("  all ranks have the same", "yes" if alike else "no", "", "yes", alike))
+    return rows
+
+
+def trained_over_nccl(m: Measured) -> list[Shown]:
+    """Of ddp and fsdp: what ours give is held to what CPUs give; NCCL's own promise nothing."""
     if "refused" in m:
         return [Shown("NCCL with ranks that share a GPU", "", why_not=m["refused"])]
     rows = []
@@ -241,6 +276,12 @@ class Outcome:
     said: list[str] = field(default_factory=list)
 
 
+def heading(each: Outcome) -> str:
+    """A step, and what became of it."""
+    how = each.outcome if each.outcome == "not run" else f"{each.outcome}, {each.seconds:.1f} s"
+    return f"{each.name:{_LABEL}} {how}{': ' if each.reason else ''}{each.reason}"
+
+
 def row(shown: Shown, is_real: bool) -> str:
     """One measurement; where the GPU is not real, no verdict."""
     label = f"    {shown.label:{_LABEL - 4}}"
@@ -257,8 +298,7 @@ def table(shows: Sequence[Shows], outcomes: Sequence[Outcome], is_real: bool = T
     lines = [f"{'step':{_LABEL}} {title}"]
     targets: list[bool] = []
     for show, each in zip(shows, outcomes, strict=True):
-        how = each.outcome if each.outcome == "not run" else f"{each.outcome}, {each.seconds:.1f} s"
-        lines.append(f"{each.name:{_LABEL}} {how}{': ' if each.reason else ''}{each.reason}")
+        lines.append(heading(each))
         # What a failed step has not come to measure it does not show.
         rows = show(each.measured) if each.measured else []
         lines += [row(shown, is_real) for shown in rows]

@@ -1,6 +1,7 @@
 """What `make gpu` runs, as data: each step's command, its time, and what it cannot do without.
 
-The most important come first: what is left when the time for all is over is not run.
+What has never run on a GPU comes first, and what has long been known last: what is left when the
+time for all is over is not run.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Step:
         environment: set besides.
         reads: what it has measured, out of what it printed.
         folder: that it runs in.
+        under_mps: whether its processes share a GPU better under MPS, where that can be had.
         shows: of that, what the table has.
     """
 
@@ -62,6 +64,7 @@ class Step:
     reads: Reader = lambda said: {}
     folder: Path = ROOT
     shows: shown.Shows = shown.nothing
+    under_mps: bool = False
 
 
 def last_json(said: str) -> dict[str, Any]:
@@ -162,17 +165,22 @@ def _more_native_tests() -> list[Path]:
 
 
 def checks(small: bool = False) -> list[Step]:
-    """What is checked and measured, in this order; `small` only shows that all works."""
+    """What is checked and measured, in this order; `small` only shows that all works.
+
+    Of what others wait for, the bits and the price of ordered calls, then kernels, then trainings.
+    """
     return [
-        Step("driver report", _pycollective("doctor"), 30, ("extension",)),
+        _over_nccl("ordered", "ordered", small, shown.over_nccl),
+        _over_nccl("price", "price", small, shown.price),
         _triton_kernels("reduce", small),
         _triton_kernels("quantized", small),
         _triton_kernels("sparse", small, shown.triton_sparse),
-        _over_nccl("DDP", "ddp", small, shown.ddp_over_nccl),
-        _over_nccl("ordered", "ordered", small, shown.over_nccl),
-        *(_native(path.stem, 60) for path in _more_native_tests()),
-        *_peers_of_one_process(small),
+        _over_nccl("FSDP2", "fsdp", small, shown.trained_over_nccl),
+        _over_nccl("DDP", "ddp", small, shown.trained_over_nccl),
         *_peers_of_two_processes(small),
+        *_peers_of_one_process(small),
+        *(_native(path.stem, 60) for path in _more_native_tests()),
+        Step("driver report", _pycollective("doctor"), 30, ("extension",)),
         *_by_the_host(small),
         *_arrays(),
         *_sanitized(),
@@ -206,32 +214,41 @@ def _peers_of_one_process(small: bool) -> list[Step]:
 
 
 def _peers_of_two_processes(small: bool) -> list[Step]:
-    """Kernels that wait for those of another process which shares the GPU."""
+    """Kernels that wait for those of another process which shares the GPU.
+
+    A rank that ends while its kernels are under way may end MPS's other clients: so not under it.
+    """
     operations = "all_reduce" if small else "all_reduce,reduce_scatter,all_gather,broadcast"
     verified = ("--quick", "--timeout", "60", "--operation", operations, "-d")
     dtypes = "float32" if small else "float32,bfloat16,float8_e5m2"
     two = {**_ONE_GPU, "PYCOLLECTIVE_DEVICE_PATH": "peer"}
+
+    def case(name: str, under_mps: bool) -> Step:
+        return Step(
+            f"peer kernels of 2 processes: {name}",
+            _python("-m", "benchmarks.gpu.peer_processes", name),
+            *(60, CORE, two, last_json),
+            shows=shown.ending,
+            under_mps=under_mps,
+        )
+
     return [
-        *(
-            Step(
-                f"peer kernels of 2 processes: {case}",
-                _python("-m", "benchmarks.gpu.peer_processes", case),
-                *(60, CORE, two, last_json),
-                shows=shown.ending,
-            )
-            for case in ("replay", "killed", "timeout")
-        ),
+        case("replay", under_mps=True),
         Step(
             "verify by peer kernels, 2 processes on one GPU",
             _pycollective("verify", "--device", "cuda", "-n", "2", *verified, dtypes),
             *(120, CORE, two),
+            under_mps=True,
         ),
         Step(
             "PyTorch's symmetric memory, 2 processes on one GPU",
             _python("-m", "benchmarks.gpu.symmetric_memory", *(["3"] if small else [])),
             *(60, (*CORE, "torch CUDA"), two, last_json),
             shows=shown.symmetric_memory,
+            under_mps=True,
         ),
+        case("killed", under_mps=False),
+        case("timeout", under_mps=False),
     ]
 
 
@@ -272,11 +289,11 @@ def _triton_kernels(name: str, small: bool, shows: shown.Shows = shown.triton_ke
 
 
 def _over_nccl(name: str, program: str, small: bool, shows: shown.Shows) -> Step:
-    """Ordered reductions over NCCL, beside its own; DDP with them, and with compression."""
+    """Two ranks over NCCL: ordered reductions, and trainings with them and with compression."""
     return Step(
         f"{name} over NCCL, 2 processes on one GPU",
         _python("-m", f"benchmarks.gpu.{program}", *(["1"] if small else [])),
-        *(190, ("extension", "torch CUDA", "triton", "ml_dtypes")),
+        *(120, ("extension", "torch CUDA", "triton", "ml_dtypes")),
         reads=last_json,
         shows=shows,
     )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.gpu import quantized, run, shown, sparse
+from benchmarks.gpu import mps, price, quantized, run, shown, sparse
 from benchmarks.gpu.reduce import CASES, DIFFERENT, Problem
 from benchmarks.gpu.shown import Outcome, table
 from benchmarks.gpu.steps import ROOT, Step, last_json
@@ -48,6 +51,131 @@ def test_no_step_stops_another():
         table([step.shows for step in some], outcomes)[-2]
         == "1 ok, 2 failed, 1 too slow, 1 not run"
     )
+
+
+CONTROL = f"""#!{sys.executable}
+import json, os, sys
+said = "-d" if "-d" in sys.argv else sys.stdin.read().strip()
+with open(os.environ["MPS_LOG"], "a") as log:
+    print(json.dumps([said, os.environ["CUDA_MPS_PIPE_DIRECTORY"]]), file=log)
+sys.exit(int(os.environ.get("MPS_STATUS", "0")))
+"""
+SAYS_MPS = """printf '{"mps": "%s"}' $CUDA_MPS_PIPE_DIRECTORY"""
+
+
+@pytest.fixture
+def control(monkeypatch, tmp_path):
+    """A control daemon that only writes down what it is told: `control()` has that, in order."""
+    program, log = tmp_path / "bin" / mps.CONTROL, tmp_path / "log"
+    program.parent.mkdir()
+    program.write_text(CONTROL)
+    program.chmod(0o755)
+    log.touch()
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setenv("MPS_LOG", str(log))
+    for name, value in standin.environment().items():
+        monkeypatch.setenv(name, value)
+    return lambda: [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def under_mps(text, **more):
+    return replace(shell(text, **more), under_mps=True)
+
+
+def told(calls):
+    return [said.partition(" ")[0] for said, _ in calls]
+
+
+def test_mps_runs_while_steps_are_to_run_under_it(control):
+    service = mps.Mps(os.environ)
+    before, after = shell(SAYS_MPS), shell(SAYS_MPS)
+    beside = [under_mps(SAYS_MPS), under_mps("exit 3"), under_mps("sleep 60", limit=1.0)]
+    seen = []
+    steps = [before, *beside, after, under_mps(SAYS_MPS)]
+    outcomes = run.run_all(
+        steps, {}, time.monotonic() + 60, service, lambda _: seen.append(told(control()))
+    )
+    assert seen == [[], *3 * [["-d"]], ["-d", "quit"], ["-d", "quit", "-d"]]
+    assert told(control()) == ["-d", "quit", "-d", "quit"]
+    pipes = [folder for _, folder in control()]
+    assert pipes[0] == pipes[1] != pipes[2] == pipes[3]
+    assert not any(Path(each).exists() for each in pipes)
+    became = [each.measured.get("mps") for each in outcomes]
+    assert became == ["", pipes[0], None, None, "", pipes[2]]
+    assert [each.reason for each in outcomes] == [
+        *("", "under MPS", "status 3; under MPS", "not done in 1 s; under MPS", "", "under MPS")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"PATH": "/bin"}, "there is no nvidia-cuda-mps-control"),
+        ({"MPS_STATUS": "1"}, "nvidia-cuda-mps-control -d: status 1"),
+        ({"PYCOLLECTIVE_STANDIN_DEVICES": "0"}, "a client has CUDA error 100"),
+    ],
+    ids=["not there", "not permitted", "refuses clients"],
+)
+def test_without_mps_steps_run_all_the_same_and_say_so(control, monkeypatch, variables, why):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    steps = 2 * [under_mps(SAYS_MPS)]
+    outcomes = run.run_all(steps, {}, time.monotonic() + 60, mps.Mps(os.environ))
+    assert [each.reason for each in outcomes] == 2 * [f"without MPS: {why}"]  # tried once
+    assert [each.measured for each in outcomes] == 2 * [{"mps": ""}]
+    assert told(control()) == ([] if "PATH" in variables else ["-d", "quit"])
+
+
+def test_mps_is_not_started_for_what_does_not_run(control):
+    steps = [under_mps("true", needs=("cupy",)), under_mps("true")]
+    run.run_all(steps[:1], {"cupy": "no"}, time.monotonic() + 60, mps.Mps(os.environ))
+    run.run_all(steps[1:], {}, time.monotonic(), mps.Mps(os.environ))
+    assert not control()
+
+
+RUN = """
+import os, signal, sys, time
+from benchmarks.gpu import mps, run
+from benchmarks.gpu.steps import Step
+run.end_on_sigterm()
+step = Step("waits", ("sh", "-c", "echo > $STARTED; sleep 60"), 60, (), under_mps=True)
+run.run_all([step], {}, time.monotonic() + 60, mps.Mps(os.environ))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
+def test_a_run_that_is_ended_ends_mps_too(control, tmp_path, how):
+    started = tmp_path / "started"
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN],
+        cwd=ROOT,
+        env={**os.environ, "STARTED": str(started), "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+    )
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(how)
+    assert process.wait(30) != 0
+    assert told(control()) == ["-d", "quit"]
+
+
+def test_results_are_written_after_each_step(tmp_path):
+    write = run.Results(tmp_path, {"gpus": ["some"]}, [Outcome("built", "ok")])
+    seen = []
+    steps = [shell("""echo '{"a": 1}'"""), shell("exit 3")]
+
+    def after_each(outcomes):
+        write(outcomes)
+        seen.append(json.loads((tmp_path / "gpu.json").read_text()))
+
+    run.run_all(steps, {}, time.monotonic() + 60, None, after_each)
+    assert [[each["outcome"] for each in record["steps"]] for record in seen] == [
+        ["ok", "ok"],
+        ["ok", "ok", "failed"],
+    ]
+    assert seen[-1]["machine"] == {"gpus": ["some"]}
+    assert [each.name for each in tmp_path.iterdir()] == ["gpu.json"]
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[-1]], ids=str)  # of 2 bytes and of 1
@@ -120,39 +248,76 @@ def test_what_the_benchmark_of_top_k_shows():
     assert [line.met for line in lines] == [None, False, True, None, None, False, False]
 
 
-@pytest.mark.storm  # two processes that import torch and Triton
-def test_the_benchmark_over_nccl_works_over_gloo():
+def over_gloo(program, number):
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.ordered", "2", "--cpu"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    rows = shown.over_nccl(json.loads(done.stdout))
-    assert len(rows) == 18, done.stderr
-    assert all(row.met is not False for row in rows)
-
-
-@pytest.mark.storm  # trains 24 times
-def test_the_benchmark_of_ddp_works_over_gloo():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.ddp", "5", "--cpu"],
+        [sys.executable, "-m", f"benchmarks.gpu.{program}", number, "--cpu"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    rows = shown.ddp_over_nccl(json.loads(done.stdout))
+    return json.loads(done.stdout)
+
+
+@pytest.mark.storm  # two processes that import torch and Triton
+def test_the_benchmark_over_nccl_works_over_gloo():
+    rows = shown.over_nccl(over_gloo("ordered", "2"))
+    assert len(rows) == 18
+    assert all(row.met is not False for row in rows)
+
+
+@pytest.mark.storm  # six models under DDP
+def test_the_benchmark_of_prices_works_over_gloo():
+    found = over_gloo("price", "1")
+    assert len(found["calls"]) == 6
+    assert {row["wrong"] for row in found["calls"].values()} == {0}
+    assert set(found["DDP"]) == set(price.ways())
+    assert all(row["alike"] for row in found["DDP"].values())
+    rows = [*found["calls"].values(), *found["DDP"].values()]
+    times = [value for row in rows for name, value in row.items() if name.endswith("_us")]
+    assert len(times) == 6 * 4 + 6 * 2
+    assert all(value > 0 for value in times)
+    assert len(shown.price(found)) == 6 * 4 + 6 * 2 + 4
+
+
+@pytest.mark.storm  # trains 24 times
+def test_the_benchmark_of_ddp_works_over_gloo():
+    rows = shown.trained_over_nccl(over_gloo("ddp", "5"))
     assert [row.met for row in rows].count(True) == 10
+
+
+@pytest.mark.storm  # trains six times
+def test_the_benchmark_of_fsdp_works_over_gloo():
+    found = over_gloo("fsdp", "5")
+    assert [row.met for row in shown.trained_over_nccl(found)] == [None, None, True, None, True]
+    # What fp32 alone can say has counted.
+    assert found["ordered, bf16"]["digest"] != found["ordered, fp32"]["digest"]
+
+
+def test_what_the_benchmark_of_prices_shows():
+    call = {"bare_host_us": 100.0, "bare_whole_us": 1000.0, "bytes": 64 << 20, "copy_us": 10.0}
+    call |= {"ordered_host_us": 131.0, "ordered_whole_us": 1081.0, "wrong": 0}
+    met = {**call, "ordered_host_us": 130.0, "ordered_whole_us": 1080.0, "wrong": 1}
+    small = {**call, "bytes": 4}
+    step = {"host_us": 100.0, "whole_us": 200.0, "alike": True}
+    ddp = {"own": step, "1 bit": {**step, "host_us": 151.0}, "8 bits": {**step, "alike": False}}
+    rows = shown.price({"calls": {"a": call, "b": met, "c": small}, "DDP": ddp})
+    assert [row.met for row in rows] == [
+        *(None, False, False, True),
+        *(None, True, True, False),
+        *(None, False, None, True),
+        *(None, True, None, False, True, None, False),
+    ]
+    refused = shown.price({"calls": {}, "DDP": {"refused": "no NCCL"}})
+    assert [row.why_not for row in refused] == ["no NCCL"]
 
 
 def test_what_the_benchmark_of_ddp_shows():
     row = {"digest": "1", "cpu_digest": "1", "ms": 2.0}
-    rows = shown.ddp_over_nccl({"own": {**row, "digest": "2"}, "ordered": row, "1 bit": row})
+    rows = shown.trained_over_nccl({"own": {**row, "digest": "2"}, "ordered": row, "1 bit": row})
     assert [row.met for row in rows] == [None, None, True, None, True]
-    assert not shown.ddp_over_nccl({"ordered": {**row, "digest": "2"}})[1].met
+    assert not shown.trained_over_nccl({"ordered": {**row, "digest": "2"}})[1].met
 
 
 @pytest.mark.storm  # compiles the native tests, and runs what `make gpu` does
@@ -212,9 +377,12 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
         assert "the driver is the stand-in" in reasons[name]
     for name in ("reduce", "quantized", "sparse"):
         assert reasons[f"Triton {name}"] == "torch is not there, or finds no GPU"
-    for name in ("ordered", "DDP"):
+    for name in ("ordered", "price", "FSDP2", "DDP"):
         over_nccl = f"{name} over NCCL, 2 processes on one GPU"
         assert reasons[over_nccl] == "torch is not there, or finds no GPU"
+    why_not = "without MPS: the driver is the stand-in"
+    assert reasons["peer kernels of 2 processes: replay"] == why_not
+    assert not reasons["peer kernels of 2 processes: killed"]
     torch = "PyTorch's symmetric memory, 2 processes on one GPU"
     assert reasons[torch] == "torch is not there, or finds no GPU"
     assert f"{torch:56} not run: {reasons[torch]}" in done.stdout
@@ -226,7 +394,7 @@ def test_results_of_the_stand_in_are_none_of_the_repositorys(monkeypatch, tmp_pa
     of_a_step = run.run_step
 
     def run_step(step, *rest):  # as without torch: each look at it takes 2 s
-        if "import sys, torch" in step.command[-1]:
+        if "import json, torch" in step.command[-1]:
             return Outcome(step.name, "failed", "")
         return of_a_step(step, *rest)
 
