@@ -77,12 +77,18 @@ def last_json(said: str) -> dict[str, Any]:
 
 
 def bench_rows(said: str) -> dict[str, Any]:
-    """Of pycollective's and its peers' rows: microseconds, GB/s, wrong elements, by size."""
+    """Of pycollective's and its peers' rows: microseconds, GB/s, wrong elements.
+
+    By library, the phase of the machine where there is one, and size.
+    """
     number = r"([\d.]+|n/a) +"
-    row = rf"^ +(\d+) +\d+ +\w+ +\w+ +-?\d+ +{number * 4}{number}([\w-]+)(: .*)?$"
+    start = rf"^ +(\d+) +\d+ +\w+ +\w+ +-?\d+ +{number * 4}{number}"
+    rows = re.findall(rf"{start}(?:(\w+) +)?([\w-]+)(: .*)?$", said, re.MULTILINE)
     return {
-        f"{library} {size}": (note or "")[2:] or {"us": us, "busbw": busbw, "wrong": wrong}
-        for size, us, _, busbw, wrong, _, library, note in re.findall(row, said, re.MULTILINE)
+        " ".join(filter(None, (library, phase, size))): (
+            note[2:] or {"us": us, "busbw": busbw, "wrong": wrong}
+        )
+        for size, us, _, busbw, wrong, _, phase, library, note in rows
     }
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.all import end_if_wrong
+from benchmarks.gpu.steps import bench_rows
 from pycollective import _core
 from pycollective.bench import table
 from pycollective.bench.record import Limit, Record, Row, Timing, read_json, write_json
@@ -96,6 +97,18 @@ def test_the_columns_are_those_of_nccl_tests(record):
     assert "openmpi: this MPI has no such type" in lines[2]
     assert lines[3].split()[5] == "1.50"  # the slower limit
     assert len(lines) == 4
+
+
+@pytest.mark.parametrize("phase", ["", "far"])
+def test_make_gpu_reads_the_rows(record, phase):
+    record.rows = [replace(row, phase=phase) for row in record.rows]
+    within = f" {phase}" if phase else ""
+    lines = [*table.header(record), *table.rows(record, 1024), *table.footer(record)]
+    assert bench_rows("\n".join(lines)) == {
+        f"pycollective{within} 1024": {"us": "2.00", "busbw": "0.25", "wrong": "0"},
+        f"gloo{within} 1024": {"us": "1000", "busbw": "0.00", "wrong": "12"},
+        f"openmpi{within} 1024": "this MPI has no such type",
+    }
 
 
 @pytest.mark.parametrize("dtype", [each.name for each in _core.dtypes()])
