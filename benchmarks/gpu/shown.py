@@ -172,6 +172,18 @@ def over_nccl(m: Measured) -> list[Shown]:
     return rows
 
 
+def bits_over_nccl(m: Measured) -> list[Shown]:
+    """Of ordered_bits."""
+    if "refused" in m:
+        return [Shown("NCCL with ranks that share a GPU", "", why_not=m["refused"])]
+    rows = []
+    for kind, row in m.items():
+        rows.append(Shown(kind, number(row["cases"]), "cases"))
+        wrong = f"  wrong{': ' if row['first'] else ''}{row['first']}"
+        rows.append(is_none(wrong, row["wrong"], "cases"))
+    return rows
+
+
 _LARGE = 64 << 20  # bytes, from which on a call's whole time has a target
 # How much of DDP's own time the host may take with each hook.
 _DDP_AT_MOST = {"ordered": 1.25, "1 bit": 1.5, "top-k by tensor": 2, "top-k by chunk": 2}

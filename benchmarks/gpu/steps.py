@@ -176,6 +176,7 @@ def checks(small: bool = False) -> list[Step]:
     Of what others wait for, the bits and the price of ordered calls, then kernels, then trainings.
     """
     return [
+        _over_nccl("bits of ordered calls", "ordered_bits", small, shown.bits_over_nccl),
         _over_nccl("ordered", "ordered", small, shown.over_nccl),
         _over_nccl("price", "price", small, shown.price),
         _triton_kernels("reduce", small),

@@ -11,10 +11,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import mps, price, quantized, run, shown, sparse
+from benchmarks.gpu import mps, ordered_bits, price, quantized, run, shown, sparse
 from benchmarks.gpu.reduce import CASES, DIFFERENT, Problem
 from benchmarks.gpu.shown import Outcome, table
 from benchmarks.gpu.steps import ROOT, Step, last_json
@@ -259,6 +260,36 @@ def over_gloo(program, number):
     return json.loads(done.stdout)
 
 
+def test_the_check_of_bits_sees_a_wrong_one():
+    inputs = ordered_bits.Inputs("bfloat16", "avg", torch.device("cpu"))
+    words = np.resize(inputs.result.view(np.int16), 3 * ordered_bits.DIFFERENT + 5)
+    found = torch.from_numpy(words).view(torch.bfloat16)
+    assert not inputs.wrong(found, len(words))
+    assert not inputs.wrong(found[20_001:], len(words), 20_001)
+    words[-1] ^= 1
+    assert inputs.wrong(found, len(words))
+    assert inputs.wrong(found[20_001:], len(words), 20_001)
+
+
+def test_what_the_check_of_bits_shows():
+    found = {
+        "a": {"cases": 3, "wrong": 0, "first": ""},
+        "b": {"cases": 2, "wrong": 1, "first": "x"},
+    }
+    rows = shown.bits_over_nccl(found)
+    assert [(row.label, row.met) for row in rows] == [
+        *(("a", None), ("  wrong", True), ("b", None), ("  wrong: x", False))
+    ]
+
+
+@pytest.mark.storm  # two processes that import torch and Triton
+def test_the_check_of_bits_works_over_gloo():
+    found = over_gloo("ordered_bits", "5000")
+    assert [(row["cases"], row["wrong"]) for row in found.values()] == [
+        *((2 * 13 * 5, 0), (3, 0), (1, 0), (1, 0))
+    ]
+
+
 @pytest.mark.storm  # two processes that import torch and Triton
 def test_the_benchmark_over_nccl_works_over_gloo():
     rows = shown.over_nccl(over_gloo("ordered", "2"))
@@ -376,7 +407,7 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
         assert "the driver is the stand-in" in reasons[name]
     for name in ("reduce", "quantized", "sparse"):
         assert reasons[f"Triton {name}"] == "torch is not there, or finds no GPU"
-    for name in ("ordered", "price", "FSDP2", "DDP"):
+    for name in ("bits of ordered calls", "ordered", "price", "FSDP2", "DDP"):
         over_nccl = f"{name} over NCCL, 2 processes on one GPU"
         assert reasons[over_nccl] == "torch is not there, or finds no GPU"
     why_not = "without MPS: the driver is the stand-in"
