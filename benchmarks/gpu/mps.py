@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -73,6 +74,9 @@ class Mps:
         self._variables = dict.fromkeys(named, str(self._folder))
         if said := self._control():
             return f"{CONTROL} -d: {said}"
+        end = time.monotonic() + ANSWERS / 5
+        while not (self._folder / "control").exists() and time.monotonic() < end:
+            time.sleep(0.01)  # the daemon makes its pipe when the command has returned
         try:
             client = subprocess.run(
                 [sys.executable, "-c", _CLIENT],

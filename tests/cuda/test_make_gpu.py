@@ -59,6 +59,7 @@ import json, os, sys
 said = "-d" if "-d" in sys.argv else sys.stdin.read().strip()
 with open(os.environ["MPS_LOG"], "a") as log:
     print(json.dumps([said, os.environ["CUDA_MPS_PIPE_DIRECTORY"]]), file=log)
+open(os.path.join(os.environ["CUDA_MPS_PIPE_DIRECTORY"], "control"), "w").close()
 sys.exit(int(os.environ.get("MPS_STATUS", "0")))
 """
 SAYS_MPS = """printf '{"mps": "%s"}' $CUDA_MPS_PIPE_DIRECTORY"""
