@@ -173,7 +173,7 @@ def over_nccl(m: Measured) -> list[Shown]:
 
 
 def bits_over_nccl(m: Measured) -> list[Shown]:
-    """Of ordered_bits."""
+    """Of ordered_bits, and of what else says how many cases were wrong, and what a call costs."""
     if "refused" in m:
         return [Shown("NCCL with ranks that share a GPU", "", why_not=m["refused"])]
     rows = []
@@ -181,6 +181,9 @@ def bits_over_nccl(m: Measured) -> list[Shown]:
         rows.append(Shown(kind, number(row["cases"]), "cases"))
         wrong = f"  wrong{': ' if row['first'] else ''}{row['first']}"
         rows.append(is_none(wrong, row["wrong"], "cases"))
+        if "us" in row:
+            rows.append(Shown("  the host, a small all-reduce", number(row["us"]), "us"))
+            rows.append(Shown("  NCCL's own", number(row["own_us"]), "us"))
     return rows
 
 

@@ -273,13 +273,13 @@ def test_the_check_of_bits_sees_a_wrong_one():
 
 
 def test_what_the_check_of_bits_shows():
-    found = {
-        "a": {"cases": 3, "wrong": 0, "first": ""},
-        "b": {"cases": 2, "wrong": 1, "first": "x"},
-    }
-    rows = shown.bits_over_nccl(found)
-    assert [(row.label, row.met) for row in rows] == [
-        *(("a", None), ("  wrong", True), ("b", None), ("  wrong: x", False))
+    right = {"cases": 3, "wrong": 0, "first": ""}
+    bad = {**right, "wrong": 1, "first": "x", "us": 100.0, "own_us": 50.0}
+    rows = shown.bits_over_nccl({"a": right, "b": bad})
+    assert [(row.label, row.value, row.met) for row in rows] == [
+        *(("a", "3", None), ("  wrong", "0", True), ("b", "3", None), ("  wrong: x", "1", False)),
+        ("  the host, a small all-reduce", "100", None),
+        ("  NCCL's own", "50", None),
     ]
 
 
