@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
 from pycollective import reference
 from pycollective.torch.ordered import calls
+from pycollective.torch.ordered import group as groups
 from pycollective.torch.ordered.group import OrderedGroup
 from pycollective.torch.ordered.layout import Layout
 from pycollective.torch.ordered.pieces import Call
@@ -20,7 +23,8 @@ from tests.torch.streams import LateDevice, late_streams
 def late(comm, leaves, hosts, seed):
     """Sums of several calls in the same memory, the first of which the host does not wait for."""
     device = LateDevice(seed)
-    ordered = OrderedGroup(standing(comm), CPU, late_streams(device, "ordered"))
+    with mock.patch.object(groups, "WATCH"):  # whose thread would let streams go on meanwhile
+        ordered = OrderedGroup(standing(comm), CPU, late_streams(device, "ordered"))
     ordered._layout = Layout(ordered.rank, hosts)
     memory, found = torch.empty(leaves[0].size), []
     with device.in_use():
