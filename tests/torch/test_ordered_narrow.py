@@ -4,6 +4,7 @@ where they do not fit."""
 from __future__ import annotations
 
 import contextlib
+from datetime import timedelta
 from unittest import mock
 
 import numpy as np
@@ -19,7 +20,6 @@ from pycollective import (
     ConfigurationError,
     reference,
 )
-from pycollective.config import ENV_LATE_AFTER
 from pycollective.torch import ordered
 from pycollective.torch.ordered import calls, devices
 from pycollective.torch.ordered.device_messages import DeviceMessages
@@ -146,23 +146,24 @@ def test_the_host_waits_as_long_as_the_group(pool, check):
         assert "has not ended it after 0.05 s" in str(told)
 
 
-def differ(comm, check):
-    with own_group(comm) as group, mock.patch.dict("os.environ", {ENV_LATE_AFTER: "0.1"}):
-        made = as_on_a_device(group, apart(comm.size))
-        with through(made):
-            return failing(reduce, group, "all_reduce", np.ones(40, "f4"), check)[0], failing(
-                reduce, group, "all_reduce", np.ones(40, "f4"), check
-            )[0]
+def differ(comm, check, count):
+    """What a rank is told by its first two calls, of which peers look in another way."""
+    leaves = np.ones(count, "f4")
+    with (
+        own_group(comm, timeout=timedelta(seconds=2)) as group,
+        through(as_on_a_device(group, apart(comm.size))),
+    ):
+        return [failing(reduce, group, "all_reduce", leaves, check)[0] for _ in range(2)]
 
 
-def test_ranks_that_look_in_other_ways_are_named(pool):
-    """Also where leaves are few, and go as they are."""
-    for first, told in pool(2).call(differ, PerRank(["host", "device"])):
+@pytest.mark.parametrize("count", [40, 30_000])
+def test_ranks_that_look_in_other_ways_are_named(pool, count):
+    """Few leaves go as they are; of many the exchanges do not fit each other."""
+    said = f"all_reduce of {count} float32 (avg, as bfloat16"
+    for first, told in pool(2).call(differ, PerRank(["host", "device"]), count):
         assert isinstance(first or told, CollectiveMismatch)
-        assert '(avg, as bfloat16 by narrow_check="device")' in str(told)
-        assert "rank 0 called all_reduce of 40 float32 (avg, as bfloat16 where that is exact)" in (
-            str(told)
-        )
+        assert f"rank 0 called {said} where that is exact)" in str(told)
+        assert f'rank 1 {said} by narrow_check="device")' in str(told)
 
 
 def test_no_other_check_is_known():
