@@ -207,7 +207,8 @@ def _tell(headers, stride, ranks, differs, found, HEADERS: tl.constexpr):
         if tl.load(found) == 0:
             word, at, mask = _headers(headers, stride, ranks, HEADERS)
             tl.store(found + 1 + at, word, mask=mask)
-            tl.debug_barrier()  # the headers of all threads, and none has yet to load the flag
+            # The headers of all threads are stored. Triton 3.6 has no barrier of its own here.
+            tl.debug_barrier()
             tl.atomic_add(found, 1, sem="acq_rel", scope="sys")
 
 

@@ -9,6 +9,7 @@ on meanwhile in a drawn order.
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -97,9 +98,12 @@ class Event:
         self.stream, self.at = self._device.current, self._device.current.issued
 
     def query(self) -> bool:
-        """Whether the stream has come to it. It goes on a little from one query to the next."""
+        """Whether the stream has come to it. It goes on a little from one query to the next, of the
+        thread that issues its work."""
         if self.stream.done >= self.at:
             return True
+        if threading.get_ident() != self._device.thread:  # that looks for late calls
+            return False
         with _made_now():
             self.stream.run(min(self.at, self.stream.done + _OF_A_QUERY))
         return False
@@ -111,11 +115,13 @@ class LateDevice:
     Attributes:
         streams: all of them; the caller's is the first.
         current: the current one.
+        thread: issues the work.
     """
 
     def __init__(self, seed: int | None = None) -> None:
         self.streams = [Stream(self)]
         self.current = self.streams[0]
+        self.thread = threading.get_ident()
         self._messages = Stream(self)  # like NCCL's own
         self._drawn = None if seed is None else random.Random(seed)
         # What is freed on a stream is taken again behind what the stream has been given; the CPU's

@@ -52,13 +52,22 @@ def sharded(mesh, reduce_scatter, mp_policy=MIXED, dtype=FP32, hook=False, prepa
     return model
 
 
+def loss_of(model, leaf):
+    """What has these gradients of all the model's parameters, one tensor."""
+    halves = to_torch(leaf).chunk(2)
+    return sum(layer(half) for layer, half in zip(model, halves, strict=True))
+
+
+def gradients_of(model):
+    whole = [part.grad.full_tensor().flatten() for layer in model for part in layer.parts]
+    return to_numpy(torch.cat(whole))
+
+
 def gradients(model, leaf):
     """All of the model's gradients after a backward pass in which they are `leaf`, one tensor."""
     model.zero_grad()
-    halves = to_torch(leaf).chunk(2)
-    sum(layer(half) for layer, half in zip(model, halves, strict=True)).backward()
-    whole = [part.grad.full_tensor().flatten() for layer in model for part in layer.parts]
-    return to_numpy(torch.cat(whole))
+    loss_of(model, leaf).backward()
+    return gradients_of(model)
 
 
 def check(outcomes, wanted):

@@ -41,6 +41,7 @@ def all_reduce(
     async_op: bool = False,
     *,
     narrow: torch.dtype | None = None,
+    narrow_check: str = "host",
 ) -> dist.Work | None:
     """Reduce over a group of any backend, in place, with the contract's bits.
 
@@ -63,6 +64,10 @@ def all_reduce(
             host waits for that. Where all leaves go to all, they travel as they are, and so they do
             over the backend pycollective. The result keeps the tensor's type. For float32 and
             `sum`, `avg` or `prod`; tensors of the narrow type itself may be in the list.
+        narrow_check: "device": the host of a device does not wait; leaves travel as `narrow`. Where
+            any rank's do not fit, results are NaN on all ranks, and the end of the backward pass in
+            which the call was made raises CollectiveMismatch; outside of one a later call or the
+            work does. CPU tensors go as with "host". All ranks give the same.
 
     Returns:
         A work, whose future has the tensor, or the list; None without `async_op`.
@@ -77,13 +82,13 @@ def all_reduce(
             into the tensor.
     """
     tensors = _list_of(tensor)
-    _check(tensors, op, narrow)
+    _check(tensors, op, narrow, narrow_check)
     found = _checked_group(group)
     if own_backend(found, tensors[0].device) is not None:  # whose bits are the contract's already
         works = [dist.all_reduce(each, _REDUCE_OPS[_name(op)], found, async_op) for each in tensors]
         return _of_all(works, tensor) if async_op else None
     ordered = group_of(group, tensors[0].device)
-    return all_reduce_over(ordered, tensor, _name(op), async_op, narrow)
+    return all_reduce_over(ordered, tensor, _name(op), async_op, narrow, narrow_check)
 
 
 def reduce_scatter(
@@ -94,6 +99,7 @@ def reduce_scatter(
     async_op: bool = False,
     *,
     narrow: torch.dtype | None = None,
+    narrow_check: str = "host",
 ) -> dist.Work | None:
     """Reduce over a group of any backend; each rank gets its equal part, in rank order.
 
@@ -103,14 +109,14 @@ def reduce_scatter(
         op: as for `all_reduce`, which see for the rest.
         group: None for the default group.
         async_op: return a work at once.
-        narrow: as for `all_reduce`.
+        narrow, narrow_check: as for `all_reduce`.
 
     Raises:
         ConfigurationError: the arguments do not fit; nothing was sent.
         CollectiveError: as for `all_reduce`.
     """
     outs, tensors = _list_of(out), _list_of(tensor)
-    _check([*tensors, *outs], op, narrow)
+    _check([*tensors, *outs], op, narrow, narrow_check)
     found = _checked_group(group)
     size = dist.get_world_size(found)
     if len(outs) != len(tensors):
@@ -141,7 +147,7 @@ def reduce_scatter(
         ]
         return _of_all(works, out) if async_op else None
     ordered = group_of(found, tensors[0].device)
-    return reduce_scatter_over(ordered, out, tensor, _name(op), async_op, narrow)
+    return reduce_scatter_over(ordered, out, tensor, _name(op), async_op, narrow, narrow_check)
 
 
 def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
@@ -208,12 +214,16 @@ def all_reduce_over(
     op: str,
     async_op: bool,
     narrow: torch.dtype | None = None,
+    narrow_check: str = "host",
 ) -> dist.Work | None:
     """`all_reduce`, of what can be reduced, by the contract's name of the operation."""
     tensors = _list_of(tensor)
     packs = [_pack([tensors[i] for i in numbers]) for numbers in _by_dtype(tensors)]
     calls = [
-        Call("all_reduce", op, flat, flat, narrow if flat.dtype != narrow else None, unpack)
+        Call(
+            *("all_reduce", op, flat, flat, narrow if flat.dtype != narrow else None),
+            *(narrow_check, unpack),
+        )
         for flat, unpack in packs
     ]
     return _issue(ordered, calls, tensor, async_op)
@@ -226,6 +236,7 @@ def reduce_scatter_over(
     op: str,
     async_op: bool,
     narrow: torch.dtype | None = None,
+    narrow_check: str = "host",
 ) -> dist.Work | None:
     """`reduce_scatter`, of what can be reduced, by the contract's name of the operation."""
     outs, tensors = _list_of(out), _list_of(tensor)
@@ -238,7 +249,7 @@ def reduce_scatter_over(
         leaves = rows[0] if alone else torch.cat(rows, dim=1)
         done = (lambda: None) if alone else _splitter(results, parts)
         small = narrow if leaves.dtype != narrow else None
-        calls.append(Call("reduce_scatter", op, _flat(leaves), results, small, done))
+        calls.append(Call("reduce_scatter", op, _flat(leaves), results, small, narrow_check, done))
     return _issue(ordered, calls, out, async_op)
 
 
@@ -328,9 +339,13 @@ def _name(op: Any) -> str:
     )
 
 
-def _check(tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None) -> None:
+def _check(
+    tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None, narrow_check: str
+) -> None:
     """Refuse what the contract does not have, before anything is sent."""
     name = _name(op)
+    if narrow_check not in ("host", "device"):
+        raise ConfigurationError(f'ordered: narrow_check={narrow_check!r}; give "host" or "device"')
     for each in tensors:
         if each.layout != torch.strided:
             raise ConfigurationError(f"ordered: a {each.layout} tensor; give a dense one")

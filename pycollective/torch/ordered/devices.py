@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from pycollective.errors import CollectiveError
@@ -21,9 +23,17 @@ from pycollective.torch.ordered.pieces import (
     is_small,
     leaves_of,
 )
+from pycollective.torch.ordered.work import Issued
 from pycollective.torch.streams import Streams, wait_for
 
 _ALIGNED = 64  # bytes: rows that begin so are read 16 bytes at a time
+
+
+class _Head(NamedTuple):
+    """What a header says: its words, the last of which may be known to the device alone."""
+
+    words: Sequence[int]
+    fits: torch.Tensor | None = None
 
 
 class DeviceCalls:
@@ -79,9 +89,11 @@ class DeviceCalls:
         came = [each is not None and each.number >= mine.number for each in headers]
         known = [row if there else None for row, there in zip(rows, came, strict=True)]
         try:
-            header.compare(known, self._rank, "Results that are floats are NaN")
+            fit = header.compare(known, self._rank, "Results that are floats are NaN")
         except CollectiveError as error:
             return error
+        if not fit:
+            return header.misfit(known, self._rank)
         absent = ", ".join(str(rank) for rank, there in enumerate(came) if not there)
         return CollectiveError(
             f"nothing has come from rank(s) {absent} for {mine}: the backend has ended the "
@@ -102,13 +114,23 @@ class DeviceCalls:
         if (error := self.found()) is not None:
             raise error
 
+    def raise_at(self, issued: Issued) -> None:
+        """Wait for a call, as long as the group does, and raise what those up to it have found.
+
+        Once one has, peers may not make the calls behind it, so those are not waited for.
+        """
+        wait_for(_Either(issued.event, self._seen), self._messages.timeout, "ordered: backward")
+        if issued.error is not None:
+            raise issued.error
+        self.raise_late()
+
     def tell_names(self, number: int, name: torch.Tensor) -> list[bytes]:
         """Tell all ranks bytes of this one, as call `number`; returns every rank's.
 
         The host waits for that as long as the group does.
         """
-        words = Header(number, "prepare").words
-        rows = self._to_all(name.to(self._device), words, header.MESSAGE)
+        head = _Head(Header(number, "prepare").words)
+        rows = self._to_all(name.to(self._device), head, header.MESSAGE)
         self._number += 1
         told = self._on_host(rows, "prepare")
         header.compare([row[: header.BYTES].numpy() for row in told], self._rank)
@@ -117,39 +139,43 @@ class DeviceCalls:
     def run(self, call: Call, layout: Layout, number: int, piece: int) -> None:
         """Make a call of several ranks, on the current stream."""
         self._last = call.header(number, fits=True)
-        words = self._last.words
+        head = _Head(self._last.words)
         small = is_small(call, self._size)
         if call.narrow is not None and not small:
-            call = self._narrowed(call, number)
+            narrow = self._buffers.rows("narrow", call.narrow, 1, call.leaves.numel())[0]
+            reduction.narrowed(call.leaves, narrow, self._fits)
+            told = head._replace(fits=self._fits)
+            if call.narrow_check == "device":
+                call, head = replace(call, leaves=narrow), told
+            elif self._all_fit(call, told):
+                call = replace(call, leaves=narrow)
         if small:
-            self._run_small(call, words)
+            self._run_small(call, head)
         elif not layout.apart:
-            self._run_between_hosts(call, layout, words, piece)
+            self._run_between_hosts(call, layout, head, piece)
         elif call.kind == "all_reduce":
             count, most = call.leaves.numel(), max(1, piece // call.leaves.itemsize)
             for begin in range(0, count, most):
                 end = min(begin + most, count)
-                self._all_reduce(call, words, begin, end, last=end == count)
+                self._all_reduce(call, head, begin, end, last=end == count)
         else:
             each = call.results.numel()
             most = max(1, piece // call.leaves.itemsize // self._size)
             for begin in range(0, each, most):
                 end = min(begin + most, each)
                 leaves, out = call.leaves[begin:], call.results[begin:end]
-                self._reduce_shards(call, words, leaves, each, end - begin, out, end == each)
+                self._reduce_shards(call, head, leaves, each, end - begin, out, end == each)
 
-    def _run_small(self, call: Call, words: Sequence[int]) -> None:
+    def _run_small(self, call: Call, head: _Head) -> None:
         """All leaves to all ranks; each reduces what it keeps."""
         leaves = call.leaves
         row_bytes = max(header.MESSAGE, header.BYTES + _aligned(leaves.nbytes))
-        rows = self._to_all(leaves, words, row_bytes)
+        rows = self._to_all(leaves, head, row_bytes)
         begin = self._rank * call.results.numel() if call.kind == "reduce_scatter" else 0
         at = header.BYTES + begin * leaves.itemsize
         self._combine(call, rows, at, call.results, last=True)
 
-    def _all_reduce(
-        self, call: Call, words: Sequence[int], begin: int, end: int, last: bool
-    ) -> None:
+    def _all_reduce(self, call: Call, head: _Head, begin: int, end: int, last: bool) -> None:
         """Reduce a piece, and bring its results to all."""
         leaves, results = call.leaves[begin:end], call.results[begin:end]
         shard = _aligned(-(-leaves.numel() // self._size) * leaves.itemsize) // leaves.itemsize
@@ -161,7 +187,7 @@ class DeviceCalls:
         row = gathered[self._rank]
         mine = min(max(leaves.numel() - self._rank * shard, 0), shard)
         out = row.view(results.dtype)[:mine]
-        self._reduce_shards(call, words, leaves, shard, shard, out, last)
+        self._reduce_shards(call, head, leaves, shard, shard, out, last)
         self._messages.all_gather(gathered, row)
         if shard * self._size != leaves.numel():
             results.copy_(gathered.view(-1).view(results.dtype)[: results.numel()])
@@ -169,7 +195,7 @@ class DeviceCalls:
     def _reduce_shards(
         self,
         call: Call,
-        words: Sequence[int],
+        head: _Head,
         leaves: torch.Tensor,
         step: int,
         size: int,
@@ -180,7 +206,7 @@ class DeviceCalls:
 
         Args:
             call: of which.
-            words: of the header.
+            head: of the messages.
             leaves: of the piece; those of the next rank begin `step` elements later.
             step: elements.
             size: of a shard.
@@ -190,43 +216,30 @@ class DeviceCalls:
         row_bytes = header.BYTES + _aligned(size * leaves.itemsize)
         sent = self._buffers.rows("sent", torch.uint8, self._size, row_bytes)
         received = self._buffers.rows("received", torch.uint8, self._size, row_bytes)
-        reduction.lay_out(leaves, step, size, sent, words, self._number)
+        reduction.lay_out(leaves, step, size, sent, head.words, self._number, head.fits)
         self._messages.all_to_all(received, sent)
         self._combine(call, received, header.BYTES, out, last)
 
-    def _run_between_hosts(
-        self, call: Call, layout: Layout, words: Sequence[int], piece: int
-    ) -> None:
+    def _run_between_hosts(self, call: Call, layout: Layout, head: _Head, piece: int) -> None:
         """Headers to all ranks, and the pieces."""
-        headers = self._to_all(call.leaves[:0], words, header.BYTES)
+        headers = self._to_all(call.leaves[:0], head, header.BYTES)
         self._combine(call, headers, header.BYTES, call.results[:0], last=True)
         self._messages.most = layout.most_messages(call.kind)
         for shards in cut(call, layout, piece):
             results = self._pieces.reduce(call, layout, shards, check=self._check(headers, False))
             self._pieces.send_results(call, layout, shards, results)
 
-    def _narrowed(self, call: Call, number: int) -> Call:
-        """The call with leaves of the narrow type, if all ranks' fit; the host waits for that."""
-        assert call.narrow is not None
-        narrow = self._buffers.rows("narrow", call.narrow, 1, call.leaves.numel())[0]
-        reduction.narrowed(call.leaves, narrow, self._fits)
-        words = call.header(number, fits=True).words
-        rows = self._to_all(call.leaves[:0], words, header.BYTES, self._fits)
+    def _all_fit(self, call: Call, head: _Head) -> bool:
+        """Whether all ranks' leaves fit the narrow type; the host waits for that."""
+        rows = self._to_all(call.leaves[:0], head, header.BYTES)
         told = self._on_host(rows, call.kind)
-        fit = header.compare([row.numpy() for row in told], self._rank)
-        return replace(call, leaves=narrow) if fit else call
+        return header.compare([row.numpy() for row in told], self._rank)
 
-    def _to_all(
-        self,
-        data: torch.Tensor,
-        words: Sequence[int],
-        row_bytes: int,
-        fits: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def _to_all(self, data: torch.Tensor, head: _Head, row_bytes: int) -> torch.Tensor:
         """Send a header and data to all ranks; returns every rank's, ``(ranks, row_bytes)``."""
         sent = self._buffers.rows("sent", torch.uint8, 1, row_bytes)
         received = self._buffers.rows("received", torch.uint8, self._size, row_bytes)
-        reduction.lay_out(data, 0, data.numel(), sent, words, self._number, fits)
+        reduction.lay_out(data, 0, data.numel(), sent, head.words, self._number, head.fits)
         self._messages.all_gather(received, sent[0])
         return received
 
@@ -246,6 +259,16 @@ class DeviceCalls:
         there = rows.to("cpu", non_blocking=True, copy=True)
         wait_for(self._streams.event(), self._messages.timeout, f"ordered: {what}")
         return there
+
+
+class _Either:
+    """An event that also counts as come to once something is found."""
+
+    def __init__(self, event: Any, seen: np.ndarray) -> None:
+        self._event, self._seen = event, seen
+
+    def query(self) -> bool:
+        return bool(self._event.query() or self._seen[0])
 
 
 def _aligned(nbytes: int) -> int:

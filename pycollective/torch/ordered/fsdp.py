@@ -73,6 +73,15 @@ class ReduceScatter(OwnBuffers):
         narrow: in which type gradients of float32 travel if that is exact for all ranks' (float16
             for a `param_dtype` of float16). Each rank looks, and on devices the host waits for
             that. None to send float32 and not to look.
+        narrow_check: "device": the host of a device does not wait, and gradients travel as
+            `narrow`. Where any rank's do not fit, they are NaN on all ranks of the shard group, and
+            `backward()` raises CollectiveMismatch at its end: before the optimizer's step, unless
+            that is made by hooks within the backward pass. The group makes no more ordered calls.
+            CPU tensors go as with "host", the default. All ranks give the same.
+
+    Raises:
+        ConfigurationError: "device" with replicas, of which only those of one shard group would
+            learn it before their step.
     """
 
     def __init__(
@@ -80,9 +89,16 @@ class ReduceScatter(OwnBuffers):
         replicas: dist.ProcessGroup | None = None,
         *,
         narrow: torch.dtype | None = torch.bfloat16,
+        narrow_check: str = "host",
     ) -> None:
+        if narrow_check == "device" and replicas is not None:
+            raise ConfigurationError(
+                'ordered.ReduceScatter: narrow_check="device" does not go with replicas, of which '
+                "only some would learn in time that gradients do not fit; give "
+                'narrow_check="host"'
+            )
         self._replicas = replicas
-        self._narrow = narrow
+        self._narrow, self._narrow_check = narrow, narrow_check
         self._shards = 0  # ranks whose sum the hook gets next
 
     def __call__(
@@ -102,7 +118,11 @@ class ReduceScatter(OwnBuffers):
         """
         checked = self._checked(op, input_tensor.dtype)
         narrow = self._narrow_of(input_tensor)
-        work = reduce_scatter(output_tensor, input_tensor, checked, group, async_op, narrow=narrow)
+        work = reduce_scatter(
+            *(output_tensor, input_tensor, checked, group, async_op),
+            narrow=narrow,
+            narrow_check=self._narrow_check,
+        )
         if self._replicas is not None:
             self._shards = dist.get_world_size(group)
         return work

@@ -74,6 +74,7 @@ class OrderedGroup:
         self.group = weakref.ref(group)
         self._ranks = dist.get_process_group_ranks(group) if ranks is None else ranks
         self._layout: Layout | None = None
+        self._backward = -1  # the last one at whose end this raises
         self._buffers = Buffers(device)
         self._one_at_a_time = threading.Lock()
         self._messages: Messages | DeviceMessages
@@ -134,7 +135,25 @@ class OrderedGroup:
         headers = [each.header(first + i, fits=True) for i, each in enumerate(calls)]
         issued = Issued(headers, event, tensors)
         self._under_way.add(issued)
+        if any(each.narrow is not None and each.narrow_check == "device" for each in calls):
+            self._raise_at_end_of_backward()
         return DeviceWork(issued, value, self.device, streams, way.found)
+
+    def _raise_at_end_of_backward(self) -> None:
+        """Let the backward pass that runs now, if one does, raise what its calls find."""
+        backward = torch._C._current_graph_task_id()
+        if backward not in (-1, self._backward):
+            self._backward = backward
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        assert isinstance(self._calls, DeviceCalls)
+        with self._alone("backward"):
+            newest = self._under_way.newest()
+            if newest is None:
+                self._calls.raise_late()
+            else:
+                self._calls.raise_at(newest)
 
     def prepare(self) -> None:
         """Learn which ranks share hosts, unless it is known. Collective over the group.

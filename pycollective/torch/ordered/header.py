@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pycollective.dtypes import DTYPES, REDUCE_OPS
-from pycollective.errors import CollectiveMismatch
+from pycollective.errors import CollectiveMismatch, named
 
 WORDS = 8
 BYTES = 8 * WORDS
 MESSAGE = 2048  # bytes with which it travels, where all messages must be alike
 ROOM = MESSAGE - BYTES
 _MAGIC = 0x6F726465726564  # "ordered"
+_ON_DEVICE = 1 << 16  # of the word of the narrow type
 _KINDS = ("all_reduce", "reduce_scatter", "prepare")
 _DTYPES: list[str] = list(DTYPES)
 _OPS: list[str] = list(REDUCE_OPS)
@@ -30,6 +31,7 @@ class Header:
         dtype, op: as the contract names them.
         count: elements of the input.
         narrow: the type in which leaves may travel, "" for none.
+        narrow_check: "host" or "device": who waits to learn whether they fit it.
         fits: whether all of this rank's elements have exactly the narrow type's values. Ranks may
             differ in this alone.
     """
@@ -40,6 +42,7 @@ class Header:
     op: str = "sum"
     count: int = 0
     narrow: str = ""
+    narrow_check: str = "host"
     fits: bool = False
 
     @property
@@ -52,9 +55,15 @@ class Header:
             _DTYPES.index(self.dtype),
             _OPS.index(self.op),
             self.count,
-            _DTYPES.index(self.narrow) if self.narrow else -1,
+            self._narrow_word,
             self.fits,
         )
+
+    @property
+    def _narrow_word(self) -> int:
+        if not self.narrow:
+            return -1
+        return _DTYPES.index(self.narrow) + _ON_DEVICE * (self.narrow_check == "device")
 
     @staticmethod
     def read(row: np.ndarray) -> Header | None:
@@ -65,17 +74,22 @@ class Header:
             and kind in range(len(_KINDS))
             and dtype in range(len(_DTYPES))
             and op in range(len(_OPS))
-            and narrow in range(-1, len(_DTYPES))
+            and (narrow == -1 or narrow & ~_ON_DEVICE in range(len(_DTYPES)))
         )
         if not known:
             return None
-        small = _DTYPES[narrow] if narrow >= 0 else ""
-        return Header(number, _KINDS[kind], _DTYPES[dtype], _OPS[op], count, small, bool(fits))
+        called = number, _KINDS[kind], _DTYPES[dtype], _OPS[op], count
+        small = _DTYPES[narrow & ~_ON_DEVICE] if narrow >= 0 else ""
+        who = "device" if narrow >= 0 and narrow & _ON_DEVICE else "host"
+        return Header(*called, small, who, bool(fits))
 
     def __str__(self) -> str:
         if self.kind == "prepare":
             return f"prepare as call {self.number}"
-        narrow = f", as {self.narrow} where that is exact" if self.narrow else ""
+        how = (
+            ' by narrow_check="device"' if self.narrow_check == "device" else " where that is exact"
+        )
+        narrow = f", as {self.narrow}{how}" if self.narrow else ""
         return f"{self.kind} of {self.count} {self.dtype} ({self.op}{narrow}) as call {self.number}"
 
 
@@ -110,3 +124,23 @@ def compare(
                 mine.number if mine is not None else 0,
             )
     return all(each is not None and each.fits for each in headers.values())
+
+
+def misfit(rows: Sequence[np.ndarray | None], rank: int) -> CollectiveMismatch:
+    """The error of a call that all ranks have made alike, with leaves that do not fit.
+
+    Args:
+        rows: as for `compare`; this rank's is there.
+        rank: this one.
+    """
+    headers = [Header.read(row) if row is not None else None for row in rows]
+    ranks = [r for r, each in enumerate(headers) if each is not None and not each.fits]
+    mine = headers[rank]
+    assert mine is not None
+    return CollectiveMismatch(
+        f"elements of {named(ranks)} are not exactly {mine.narrow}, in {mine}. Results are NaN. "
+        'Give narrow_check="host", which looks before elements travel, or narrow=None',
+        rank,
+        mine.kind,
+        mine.number,
+    )

@@ -34,6 +34,8 @@ class Call:
         leaves: the input.
         results: the output, of the same dtype; an all-reduce's may be the input itself.
         narrow: the dtype in which leaves travel if every rank's have exactly such values.
+        narrow_check: "host": on devices the host waits to learn it. "device": leaves travel so, and
+            where they do not fit results that are floats are NaN.
         done: called when the results are there.
     """
 
@@ -42,13 +44,14 @@ class Call:
     leaves: torch.Tensor
     results: torch.Tensor
     narrow: torch.dtype | None = None
+    narrow_check: str = "host"
     done: Callable[[], None] = lambda: None
 
     def header(self, number: int, fits: bool) -> Header:
         """What this rank says of it, as call `number`."""
         narrow = name_of(self.narrow) if self.narrow is not None else ""
         dtype, count = name_of(self.leaves.dtype), self.leaves.numel()
-        return Header(number, self.kind, dtype, self.op, count, narrow, fits)
+        return Header(number, self.kind, dtype, self.op, count, narrow, self.narrow_check, fits)
 
 
 class Started(Protocol):

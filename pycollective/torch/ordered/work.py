@@ -105,6 +105,12 @@ class UnderWay:
             self._sweep()
             return self._issued[0] if self._issued else None
 
+    def newest(self) -> Issued | None:
+        """The one that the device has to end last."""
+        with self._lock:
+            self._sweep()
+            return self._issued[-1] if self._issued else None
+
     def fail(self, error: CollectiveError) -> None:
         """Say so of all that have not ended."""
         with self._lock:
