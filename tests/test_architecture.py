@@ -91,6 +91,7 @@ TOP_LEVEL: dict[str, set[str]] = {
     "triton/finite": {"triton"},
     "triton/floats": {"triton"},
     "triton/headers": {"triton"},
+    "triton/launching": {"triton"},
     "triton/quantize": {"triton"},
     "triton/reduce": {"triton"},
     "triton/rows": {"triton"},

@@ -19,7 +19,7 @@ README = ROOT / "README.md"
 DDP, NUMPY = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S)
 # In capitals with an underscore in the sources, and no variables.
 NO_VARIABLES = {"ANY_SOURCE", "ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING"}
-NO_VARIABLES |= {"BFLOAT16_T", "MPIX_BFLOAT16", "PYCOLLECTIVE_"}
+NO_VARIABLES |= {"HAS_FITS", "BFLOAT16_T", "MPIX_BFLOAT16", "PYCOLLECTIVE_"}
 
 
 def run_example(text: str, ranks: int, folder: Path) -> list[str]:

@@ -122,7 +122,7 @@ def all_end(of_ranks):
 MANY = {
     "40 hosts of 2": [2] * 40,
     "70 hosts of 1 or 2": [1, 2] * 35,
-    "2 hosts of 40": [40] * 2,
+    "2 hosts of 70": [70] * 2,
     "hosts of 3, 5 and 7": [3, 5, 7] * 3,
 }
 

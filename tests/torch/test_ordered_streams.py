@@ -31,7 +31,9 @@ def late(comm, leaves, hosts, seed):
         for number, mine in enumerate(leaves):
             memory.copy_(to_torch(mine))
             call = Call("all_reduce", "sum", memory, memory)
-            calls._issue(ordered, [call], memory, async_op=False)
+            work = calls._issue(ordered, [call], memory, async_op=number == 1)
+            if work is not None:
+                work.get_future().wait()
             found.append(memory.clone())
             if number:
                 device.current.synchronize()
