@@ -34,6 +34,8 @@ def exchanges(comm, hosts):
         made.piece, before = piece, made._messages.issued
         run(made, kind, "sum", leaves)
         found[name] = made._messages.issued - before
+    # What is sent and what comes, of the largest.
+    assert 2 * large.nbytes < made._buffers.nbytes < 2 * (large.nbytes + 128 * comm.size)
     return found
 
 
