@@ -42,22 +42,14 @@ void with_keep(const Request& request, const std::shared_ptr<const void>& keep, 
 }  // namespace
 
 Backend::Backend(std::shared_ptr<Collectives> collectives,
-                 std::shared_ptr<CompletionThreads> threads, pybind11::object owner)
+                 std::shared_ptr<CompletionThreads> threads, pybind11::object owner,
+                 pybind11::object device_side)
     : c10d::Backend(collectives->rank(), collectives->size()),
       collectives_(std::move(collectives)),
       threads_(std::move(threads)),
-      owner_(std::move(owner)) {
+      owner_(std::move(owner)),
+      device_side_(std::move(device_side)) {
   init();
-}
-
-Backend::~Backend() {
-  // While the interpreter finalizes no Python object may be touched: leak it.
-  if (!Py_IsInitialized() || Py_IsFinalizing()) {
-    owner_.release();
-    return;
-  }
-  const GilHeld gil;
-  owner_ = {};
 }
 
 c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
@@ -67,41 +59,108 @@ c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
   TORCH_CHECK_VALUE(timeout.count() > 0, "the timeout must be positive, not ", timeout.count(),
                     " ms");
-  collectives_->set_timeout(std::chrono::duration<double>(timeout).count());
+  const double seconds = std::chrono::duration<double>(timeout).count();
+  collectives_->set_timeout(seconds);
+  device_side_.set_timeout(seconds);
 }
 
 c10d::ErrorType Backend::getError() {
   const std::shared_ptr<const Failure> failure = collectives_->failure();
-  if (!failure) return c10d::ErrorType::SUCCESS;
+  if (!failure) {
+    const DeviceSide::Carrier carrier = device_side_.made();
+    return carrier ? carrier->getError() : c10d::ErrorType::SUCCESS;
+  }
   return failure->kind == FailureKind::kTimeout ? c10d::ErrorType::TIMEOUT
                                                 : c10d::ErrorType::COMM_ERROR;
 }
 
 bool Backend::supportsTensorAlloc(c10::DeviceIndex device) {
-  return device < 0;  // the CPU, which alone is registered for the backend, has no index
+  if (device < 0) return true;  // the CPU has no index
+  const DeviceSide::Carrier carrier = device_side_.made();
+  return carrier && carrier->supportsTensorAlloc(device);
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK_VALUE(size >= 0 && size <= std::numeric_limits<long>::max() / 16,
                     "a tensor cannot have ", size, " elements");
-  TORCH_CHECK_VALUE(options.device().is_cpu(), "pycollective allocates tensors on the CPU, not on ",
-                    options.device());
+  if (!options.device().is_cpu())
+    return device_side_.carrier(getBoundDeviceId())->allocateTensor(size, options);
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   const std::shared_ptr<std::byte> memory =
       typed([&](const InterruptHook&) { return collectives_->allocate(bytes); });
   return at::from_blob(memory.get(), {size}, [memory](void*) {}, options);
 }
 
-void Backend::abort() { collectives_->abort("the process group was aborted"); }
+void Backend::abort() {
+  collectives_->abort("the process group was aborted");
+  device_side_.abort();
+}
 
 void Backend::shutdown() {
   {
     const GilHeld gil;
-    owner_.attr("close")();  // Python's close(): Ctrl-C ends it
+    owner_.get().attr("close")();  // Python's close(): Ctrl-C ends it
   }
+  device_side_.shutdown();
   std::optional<GilReleased> unlocked;  // callbacks may need it
   if (PyGILState_Check()) unlocked.emplace();
   threads_->close(milliseconds(collectives_->timeout()));
+}
+
+void Backend::startCoalescing() {
+  const std::lock_guard lock(coalescing_);
+  coalesced_.emplace();
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
+  std::optional<Coalesced> all;
+  {
+    const std::lock_guard lock(coalescing_);
+    all.swap(coalesced_);
+  }
+  TORCH_CHECK(all, "no calls are being coalesced");
+  std::vector<WorkPointer> works = std::move(all->under_way);
+  const auto add = [&](WorkPointer work) {
+    if (work) works.push_back(std::move(work));
+  };
+  if (!all->moves.empty()) {
+    const DeviceSide::Carrier carrier = device_side_.carrier(getBoundDeviceId());
+    const bool as_one = carrier->supportsCoalescing();
+    if (as_one) carrier->startCoalescing();
+    for (const DeviceSide::Move& move : all->moves) add(move(*carrier));
+    if (as_one) add(carrier->endCoalescing());
+  }
+  for (const auto& reduction : all->reductions) add(reduction());
+  if (works.empty()) return nullptr;
+  if (works.size() == 1) return works.front();
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
+}
+
+WorkPointer Backend::carry(DeviceSide::Move move) {
+  if (coalesce([&](Coalesced& coalesced) { coalesced.moves.push_back(std::move(move)); }))
+    return nullptr;
+  ++sequence_;
+  return move(*device_side_.carrier(getBoundDeviceId()));
+}
+
+template <class... Arguments>
+WorkPointer Backend::reduce_on_device(OpType type, const char* title, const c10d::ReduceOp& op,
+                                      bool async, Arguments... arguments) {
+  Transfer known(OpKind::kAllReduce, title, c10d::kUnsetTimeout);
+  known.reduce_by(op);
+  const auto call = [=, this, method = known.name(), op = name_of(known.reduce_op())] {
+    const std::uint64_t sequence = ++sequence_;
+    RECORD_USER_SCOPE(title);
+    return in_python([&]() -> WorkPointer {
+      pybind11::object work = device_side_.object().attr(method)(arguments..., op, async);
+      if (work.is_none())
+        return c10::make_intrusive<FinishedWork>(rank_, type, sequence, Tensors());
+      return c10::make_intrusive<PythonWork>(rank_, type, sequence, std::move(work));
+    });
+  };
+  if (coalesce([&](Coalesced& coalesced) { coalesced.reductions.emplace_back(call); }))
+    return nullptr;
+  return call();
 }
 
 void Backend::carry_out(Transfer& transfer) {
@@ -130,13 +189,21 @@ c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transf
         cores.push_back(collectives_->submit(each, call->on_done()));
       });
   });
-  return c10::make_intrusive<Work>(rank_, type, sequence, call, std::move(cores));
+  auto work = c10::make_intrusive<Work>(rank_, type, sequence, call, std::move(cores));
+  coalesce([&](Coalesced& coalesced) { coalesced.under_way.push_back(work); });
+  return work;
 }
 
 // The c10d operations.
 
 WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (tensors.size() == 1 && tensors.front().is_sparse()) return allreduce_sparse(tensors, opts);
+  if (device_side_.take(tensors)) {
+    if (!DeviceSide::is_exact(tensors, opts.reduceOp))
+      return reduce_on_device(OpType::ALLREDUCE, "pycollective:all_reduce", opts.reduceOp,
+                              opts.asyncOp, tensors);
+    return carry([=](c10d::Backend& carrier) mutable { return carrier.allreduce(tensors, opts); });
+  }
   Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce", opts.timeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   transfer.reduce_by(opts.reduceOp);
@@ -146,6 +213,9 @@ WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
 
 WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
                                          const c10d::AllreduceCoalescedOptions& opts) {
+  if (device_side_.take(tensors))
+    return reduce_on_device(OpType::ALLREDUCE_COALESCED, "pycollective:all_reduce", opts.reduceOp,
+                            opts.asyncOp, tensors);
   Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce_coalesced", opts.timeout);
   transfer.reduce_by(opts.reduceOp);
   for (const at::Tensor& tensor : tensors) check_tensor(transfer.name(), tensor);
@@ -154,6 +224,8 @@ WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
 }
 
 WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  if (device_side_.take(tensors))
+    return carry([=](c10d::Backend& carrier) mutable { return carrier.broadcast(tensors, opts); });
   Transfer transfer(OpKind::kBroadcast, "pycollective:broadcast", opts.timeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), opts.rootRank, size_);
@@ -163,6 +235,12 @@ WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o
 }
 
 WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  if (device_side_.take(tensors)) {
+    if (!DeviceSide::is_exact(tensors, opts.reduceOp))
+      return reduce_on_device(OpType::REDUCE, "pycollective:reduce", opts.reduceOp, opts.asyncOp,
+                              tensors, opts.rootRank);
+    return carry([=](c10d::Backend& carrier) mutable { return carrier.reduce(tensors, opts); });
+  }
   Transfer transfer(OpKind::kReduce, "pycollective:reduce", opts.timeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), opts.rootRank, size_);
@@ -177,6 +255,9 @@ WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
 
 WorkPointer Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                const c10d::AllgatherOptions& opts) {
+  if (device_side_.take(inputs))
+    return carry(
+        [=](c10d::Backend& carrier) mutable { return carrier.allgather(outputs, inputs, opts); });
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather", opts.timeout);
   const at::Tensor& input = only(transfer.name(), inputs);
   const Tensors& shards = one_a_rank(transfer.name(), outputs, size_, input);
@@ -186,6 +267,10 @@ WorkPointer Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPointer Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
+  if (device_side_.take(input))
+    return carry([=](c10d::Backend& carrier) mutable {
+      return carrier._allgather_base(output, input, opts);
+    });
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor", opts.timeout);
   check_shards(transfer.name(), output, input, size_);
   transfer.add_between(input, output, input);
@@ -194,6 +279,10 @@ WorkPointer Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 WorkPointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllgatherOptions& opts) {
+  if (device_side_.take(inputs))
+    return carry([=](c10d::Backend& carrier) mutable {
+      return carrier.allgather_into_tensor_coalesced(outputs, inputs, opts);
+    });
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor_coalesced",
                     opts.timeout);
   check_pairs(transfer.name(), outputs, inputs);
@@ -206,6 +295,10 @@ WorkPointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& 
 
 WorkPointer Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                          const c10d::AllgatherOptions& opts) {
+  if (device_side_.take(inputs))
+    return carry([=](c10d::Backend& carrier) mutable {
+      return carrier.allgather_coalesced(outputs, inputs, opts);
+    });
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_coalesced", opts.timeout);
   check_coalesced(transfer.name(), outputs, inputs, size_);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -218,6 +311,14 @@ WorkPointer Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors&
 
 WorkPointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                     const c10d::ReduceScatterOptions& opts) {
+  if (device_side_.take(outputs)) {
+    if (!DeviceSide::is_exact(outputs, opts.reduceOp))
+      return reduce_on_device(OpType::REDUCE_SCATTER, "pycollective:reduce_scatter", opts.reduceOp,
+                              opts.asyncOp, outputs, inputs);
+    return carry([=](c10d::Backend& carrier) mutable {
+      return carrier.reduce_scatter(outputs, inputs, opts);
+    });
+  }
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter", opts.timeout);
   const at::Tensor& output = only(transfer.name(), outputs);
   const Tensors& shards = one_a_rank(transfer.name(), inputs, size_, output);
@@ -228,6 +329,14 @@ WorkPointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inpu
 
 WorkPointer Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::ReduceScatterOptions& opts) {
+  if (device_side_.take(output)) {
+    if (!DeviceSide::is_exact({output}, opts.reduceOp))
+      return reduce_on_device(OpType::_REDUCE_SCATTER_BASE, "pycollective:reduce_scatter_tensor",
+                              opts.reduceOp, opts.asyncOp, Tensors{output}, Tensors{input});
+    return carry([=](c10d::Backend& carrier) mutable {
+      return carrier._reduce_scatter_base(output, input, opts);
+    });
+  }
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor", opts.timeout);
   check_shards(transfer.name(), input, output, size_);
   transfer.reduce_by(opts.reduceOp);
@@ -237,6 +346,14 @@ WorkPointer Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
 
 WorkPointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::ReduceScatterOptions& opts) {
+  if (device_side_.take(outputs)) {
+    if (!DeviceSide::is_exact(outputs, opts.reduceOp))
+      return reduce_on_device(OpType::COALESCED, "pycollective:reduce_scatter_tensor",
+                              opts.reduceOp, opts.asyncOp, outputs, inputs);
+    return carry([=](c10d::Backend& carrier) mutable {
+      return carrier.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+    });
+  }
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor_coalesced",
                     opts.timeout);
   check_pairs(transfer.name(), outputs, inputs);
@@ -250,6 +367,9 @@ WorkPointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& 
 
 WorkPointer Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                             const c10d::GatherOptions& opts) {
+  if (device_side_.take(inputs))
+    return carry(
+        [=](c10d::Backend& carrier) mutable { return carrier.gather(outputs, inputs, opts); });
   Transfer transfer(OpKind::kGather, "pycollective:gather", opts.timeout);
   const at::Tensor& input = only(transfer.name(), inputs);
   check_rank(transfer.name(), opts.rootRank, size_);
@@ -264,6 +384,9 @@ WorkPointer Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPointer Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                              const c10d::ScatterOptions& opts) {
+  if (device_side_.take(outputs))
+    return carry(
+        [=](c10d::Backend& carrier) mutable { return carrier.scatter(outputs, inputs, opts); });
   Transfer transfer(OpKind::kScatter, "pycollective:scatter", opts.timeout);
   const at::Tensor& output = only(transfer.name(), outputs);
   check_rank(transfer.name(), opts.rootRank, size_);
@@ -279,6 +402,10 @@ WorkPointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                    std::vector<std::int64_t>& output_splits,
                                    std::vector<std::int64_t>& input_splits,
                                    const c10d::AllToAllOptions& opts) {
+  if (device_side_.take(input))
+    return carry([=](c10d::Backend& carrier) mutable {
+      return carrier.alltoall_base(output, input, output_splits, input_splits, opts);
+    });
   Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all_single", opts.timeout);
   // A rank knows its own splits alone. So the ranks go by whether splits are given at all.
   if (!output_splits.empty() || !input_splits.empty()) {
@@ -308,6 +435,9 @@ WorkPointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 
 WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs,
                               const c10d::AllToAllOptions& opts) {
+  if (device_side_.take(inputs))
+    return carry(
+        [=](c10d::Backend& carrier) mutable { return carrier.alltoall(outputs, inputs, opts); });
   Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all", opts.timeout);
   check_list(transfer.name(), inputs, size_);
   check_list(transfer.name(), outputs, size_);
@@ -329,6 +459,9 @@ WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs,
 }
 
 WorkPointer Backend::send(Tensors& tensors, int destination, int tag) {
+  if (device_side_.take(tensors))
+    return carry(
+        [=](c10d::Backend& carrier) mutable { return carrier.send(tensors, destination, tag); });
   Transfer transfer(OpKind::kSend, "pycollective:send", c10d::kUnsetTimeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), destination, size_);
@@ -340,11 +473,17 @@ WorkPointer Backend::send(Tensors& tensors, int destination, int tag) {
 }
 
 WorkPointer Backend::recv(Tensors& tensors, int source, int tag) {
+  if (device_side_.take(tensors))
+    return carry(
+        [=](c10d::Backend& carrier) mutable { return carrier.recv(tensors, source, tag); });
   check_rank("recv", source, size_);
   return receive(OpType::RECV, tensors, source, tag);
 }
 
 WorkPointer Backend::recvAnysource(Tensors& tensors, int tag) {
+  if (device_side_.take(tensors))
+    return carry(
+        [=](c10d::Backend& carrier) mutable { return carrier.recvAnysource(tensors, tag); });
   return receive(OpType::RECVANYSOURCE, tensors, kAnySource, tag);
 }
 
@@ -361,6 +500,9 @@ WorkPointer Backend::receive(OpType type, Tensors& tensors, int source, int tag)
 }
 
 WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
+  // torch does not say on which device. It has told the group of one, or the call names one.
+  if (device_side_.takes_cpu() || getBoundDeviceId() || !opts.device_ids.empty())
+    return carry([=](c10d::Backend& carrier) { return carrier.barrier(opts); });
   Transfer transfer(OpKind::kBarrier, "pycollective:barrier", opts.timeout);
   transfer.add(nullptr, nullptr, at::kByte, 0);
   return issue(OpType::BARRIER, std::move(transfer), opts.asyncOp);

@@ -27,6 +27,7 @@ class Transfer {
   // Reductions take the contract's dtypes, and complex numbers for sum and average, part by part.
   // Other operations move any dtype: one that the core does not know goes as bytes.
   void reduce_by(const c10d::ReduceOp& op);
+  ReduceOp reduce_op() const { return like_.reduce_op; }
   void root(std::int64_t rank) { like_.root = static_cast<int>(rank); }
   void tag(int tag) { like_.tag = tag; }
 
