@@ -15,7 +15,8 @@ import torch.distributed as dist
 from pycollective import Communicator
 from pycollective.torch import backend
 from pycollective.torch.device_side import DeviceSide
-from tests.torch.groups import join
+from tests.harness import PerRank, results, run_ranks
+from tests.torch.groups import join, process_group
 from tests.torch.ordered_groups import StandInStreams
 
 
@@ -46,6 +47,26 @@ dist.Backend.register_backend("on_device", _create, extended_api=True, devices=[
 def standing(comm: Communicator) -> dist.ProcessGroup:
     """The default group that a pool's ranks keep from call to call."""
     if not dist.is_initialized():
-        join(comm, "on_device")
+        join_on_device(comm)
     assert dist.get_backend() == "on_device"
+    return dist.group.WORLD
+
+
+def _over(comm: Communicator, test: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    with process_group(comm, backend="on_device", **options) as group:
+        return test(comm, group, *args)
+
+
+def run(test: Any, ranks: int, *args: Any, **options: Any) -> list[Any]:
+    """What `test` returns on fresh ranks: of the communicator, their default group, arguments."""
+    mine = [
+        tuple(each.values[rank] if isinstance(each, PerRank) else each for each in args)
+        for rank in range(ranks)
+    ]
+    return results(run_ranks(_over, ranks, test, PerRank(mine), options))
+
+
+def join_on_device(comm: Communicator) -> dist.ProcessGroup:
+    """The default group, which a test ends itself."""
+    join(comm, "on_device")
     return dist.group.WORLD
