@@ -16,6 +16,7 @@ from pycollective.bootstrap.shutdown import SHUTDOWN
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
+from pycollective.torch import device_side as sides
 from pycollective.torch.device_side import DeviceSide, nccl
 from pycollective.torch.serving import backend_of, own_backend
 
@@ -32,7 +33,7 @@ def register() -> None:
         return
     devices = ["cpu", "cuda"]
     dist.Backend.register_backend("pycollective", _create, extended_api=True, devices=devices)
-    SHUTDOWN.add(_let_operations_end, _torch.CompletionThreads.end_all)
+    SHUTDOWN.add(_let_operations_end, _end_threads)
 
 
 def _create(options: Any, pg_options: Any) -> _torch.Backend:
@@ -146,6 +147,11 @@ def _backend_of(group: dist.ProcessGroup | None, call: str) -> _torch.Backend:
             "new_group(backend='pycollective')"
         )
     return own
+
+
+def _end_threads() -> None:
+    sides.end_all()
+    _torch.CompletionThreads.end_all()
 
 
 def _let_operations_end() -> None:

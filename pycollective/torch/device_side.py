@@ -9,6 +9,7 @@ NCCL.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -76,6 +77,7 @@ class DeviceSide:
             if self._closed:
                 raise ConfigurationError("pycollective: the process group was destroyed")
             if self._carrier is None:
+                _carried.add(self)
                 carrier = self._make(self._store, self._rank, self._size, self._timeout)
                 # Not registered with torch: nobody else sees it or destroys it.
                 group = dist.ProcessGroup(self._store, self._rank, self._size)
@@ -162,6 +164,11 @@ class DeviceSide:
                 self._carrier.shutdown()
             self._group = self._carrier = None
 
+    def end_with_process(self) -> None:
+        """Abort the carrier, as torch does where a group is not destroyed."""
+        if self._carrier is not None:
+            self._carrier.abort()
+
     def _of(self, tensors: Sequence[torch.Tensor]) -> OrderedGroup:
         return self._ordered.get(tensors[0].device) or self.ordered(tensors[0].device)
 
@@ -169,7 +176,17 @@ class DeviceSide:
         return streams_of(device, "pycollective")
 
 
-def nccl(options: Any, ranks: Sequence[int], name: str) -> MakesCarrier:
+# Those with a carrier.
+_carried: weakref.WeakSet[DeviceSide] = weakref.WeakSet()
+
+
+def end_all() -> None:
+    """At the end of the process: abort carriers that nobody has ended, so that NCCL's threads end."""
+    for each in list(_carried):
+        each.end_with_process()
+
+
+def nccl(options: Any, ranks: Sequence[int], name: Any) -> MakesCarrier:
     """Makes NCCL's backends.
 
     Args:

@@ -26,7 +26,7 @@ from pycollective.torch.serving import own_backend
 from tests.harness import PerRank, results, run_ranks
 from tests.inputs import order_sensitive, same_bits
 from tests.torch.device_side import join_on_device, run
-from tests.torch.groups import CPU, backend_of, process_group, to_numpy, to_torch
+from tests.torch.groups import CPU, backend_of, join, process_group, to_numpy, to_torch
 
 # --- Parts of the world.
 
@@ -138,6 +138,29 @@ def coalesced(comm, world):
 
 def test_coalescing():
     run(coalesced, 3)
+
+
+def of_cpu_tensors(comm):
+    """Where there may be a device, messages of CPU tensors are coalesced, too."""
+    with mock.patch.object(torch.cuda, "is_available", return_value=True):
+        join(comm)
+    sent, got = torch.full((4,), float(comm.rank)), torch.zeros(4)
+    other = 1 - comm.rank
+    assert backend_of(dist.group.WORLD).supports_coalescing
+    messages = [dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, got, other)]
+    (work,) = dist.batch_isend_irecv(messages)
+    assert work.wait()
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+    dist.all_reduce(sent)  # alone again
+    dist.destroy_process_group()
+    return got.tolist(), sent.tolist()
+
+
+def test_coalescing_of_cpu_tensors_beside_devices():
+    got = results(run_ranks(of_cpu_tensors, 2))
+    assert got == [([1.0] * 4, [1.0] * 4), ([0.0] * 4, [1.0] * 4)]
 
 
 # --- Works, barriers, objects.
