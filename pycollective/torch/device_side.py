@@ -181,7 +181,7 @@ _carried: weakref.WeakSet[DeviceSide] = weakref.WeakSet()
 
 
 def end_all() -> None:
-    """At the end of the process: abort carriers that nobody has ended, so that NCCL's threads end."""
+    """At the end of the process: abort what nobody has ended, so that NCCL's threads end."""
     for each in list(_carried):
         each.end_with_process()
 
