@@ -136,31 +136,34 @@ c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
   return c10::make_intrusive<CoalescedWork>(std::move(works));
 }
 
-WorkPointer Backend::carry(DeviceSide::Move move) {
+WorkPointer Backend::carry(Transfer& call, const Tensors& shown, DeviceSide::Move move) {
   if (coalesce([&](Coalesced& coalesced) { coalesced.moves.push_back(std::move(move)); }))
     return nullptr;
   ++sequence_;
+  for (const at::Tensor& each : shown) call.show(each);
+  const auto profile = call.profile();
   return move(*device_side_.carrier(getBoundDeviceId()));
 }
 
 template <class... Arguments>
-WorkPointer Backend::reduce_on_device(OpType type, const char* title, const c10d::ReduceOp& op,
-                                      bool async, Arguments... arguments) {
-  Transfer known(OpKind::kAllReduce, title, c10d::kUnsetTimeout);
-  known.reduce_by(op);
-  const auto call = [=, this, method = known.name(), op = name_of(known.reduce_op())] {
+WorkPointer Backend::reduce_on_device(OpType type, Transfer& call, const c10d::ReduceOp& op,
+                                      bool async, const Tensors& first, Arguments... others) {
+  call.reduce_by(op);
+  for (const at::Tensor& each : first) call.show(each);
+  const auto reduction = [=, this] {
     const std::uint64_t sequence = ++sequence_;
-    RECORD_USER_SCOPE(title);
+    const auto profile = call.profile();
     return in_python([&]() -> WorkPointer {
-      pybind11::object work = device_side_.object().attr(method)(arguments..., op, async);
+      pybind11::object work = device_side_.object().attr(call.name())(
+          first, others..., name_of(call.reduce_op()), async);
       if (work.is_none())
         return c10::make_intrusive<FinishedWork>(rank_, type, sequence, Tensors());
       return c10::make_intrusive<PythonWork>(rank_, type, sequence, std::move(work));
     });
   };
-  if (coalesce([&](Coalesced& coalesced) { coalesced.reductions.emplace_back(call); }))
+  if (coalesce([&](Coalesced& coalesced) { coalesced.reductions.emplace_back(reduction); }))
     return nullptr;
-  return call();
+  return reduction();
 }
 
 void Backend::carry_out(Transfer& transfer) {
@@ -198,13 +201,13 @@ c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transf
 
 WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (tensors.size() == 1 && tensors.front().is_sparse()) return allreduce_sparse(tensors, opts);
+  Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce", opts.timeout);
   if (device_side_.take(tensors)) {
     if (!DeviceSide::is_exact(tensors, opts.reduceOp))
-      return reduce_on_device(OpType::ALLREDUCE, "pycollective:all_reduce", opts.reduceOp,
-                              opts.asyncOp, tensors);
-    return carry([=](c10d::Backend& carrier) mutable { return carrier.allreduce(tensors, opts); });
+      return reduce_on_device(OpType::ALLREDUCE, transfer, opts.reduceOp, opts.asyncOp, tensors);
+    return carry(transfer, tensors,
+                 [=](c10d::Backend& carrier) mutable { return carrier.allreduce(tensors, opts); });
   }
-  Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce", opts.timeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   transfer.reduce_by(opts.reduceOp);
   transfer.add_in_place(tensor);
@@ -213,10 +216,10 @@ WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
 
 WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
                                          const c10d::AllreduceCoalescedOptions& opts) {
-  if (device_side_.take(tensors))
-    return reduce_on_device(OpType::ALLREDUCE_COALESCED, "pycollective:all_reduce", opts.reduceOp,
-                            opts.asyncOp, tensors);
   Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce_coalesced", opts.timeout);
+  if (device_side_.take(tensors))
+    return reduce_on_device(OpType::ALLREDUCE_COALESCED, transfer, opts.reduceOp, opts.asyncOp,
+                            tensors);
   transfer.reduce_by(opts.reduceOp);
   for (const at::Tensor& tensor : tensors) check_tensor(transfer.name(), tensor);
   for (const at::Tensor& tensor : tensors) transfer.add_in_place(tensor);
@@ -224,9 +227,10 @@ WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
 }
 
 WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  if (device_side_.take(tensors))
-    return carry([=](c10d::Backend& carrier) mutable { return carrier.broadcast(tensors, opts); });
   Transfer transfer(OpKind::kBroadcast, "pycollective:broadcast", opts.timeout);
+  if (device_side_.take(tensors))
+    return carry(transfer, tensors,
+                 [=](c10d::Backend& carrier) mutable { return carrier.broadcast(tensors, opts); });
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), opts.rootRank, size_);
   transfer.root(opts.rootRank);
@@ -235,13 +239,14 @@ WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o
 }
 
 WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  Transfer transfer(OpKind::kReduce, "pycollective:reduce", opts.timeout);
   if (device_side_.take(tensors)) {
     if (!DeviceSide::is_exact(tensors, opts.reduceOp))
-      return reduce_on_device(OpType::REDUCE, "pycollective:reduce", opts.reduceOp, opts.asyncOp,
-                              tensors, opts.rootRank);
-    return carry([=](c10d::Backend& carrier) mutable { return carrier.reduce(tensors, opts); });
+      return reduce_on_device(OpType::REDUCE, transfer, opts.reduceOp, opts.asyncOp, tensors,
+                              opts.rootRank);
+    return carry(transfer, tensors,
+                 [=](c10d::Backend& carrier) mutable { return carrier.reduce(tensors, opts); });
   }
-  Transfer transfer(OpKind::kReduce, "pycollective:reduce", opts.timeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), opts.rootRank, size_);
   transfer.root(opts.rootRank);
@@ -255,10 +260,11 @@ WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
 
 WorkPointer Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                const c10d::AllgatherOptions& opts) {
-  if (device_side_.take(inputs))
-    return carry(
-        [=](c10d::Backend& carrier) mutable { return carrier.allgather(outputs, inputs, opts); });
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather", opts.timeout);
+  if (device_side_.take(inputs))
+    return carry(transfer, inputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.allgather(outputs, inputs, opts);
+    });
   const at::Tensor& input = only(transfer.name(), inputs);
   const Tensors& shards = one_a_rank(transfer.name(), outputs, size_, input);
   transfer.add_between(input, shards, input);
@@ -267,11 +273,11 @@ WorkPointer Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPointer Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
+  Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor", opts.timeout);
   if (device_side_.take(input))
-    return carry([=](c10d::Backend& carrier) mutable {
+    return carry(transfer, {input}, [=](c10d::Backend& carrier) mutable {
       return carrier._allgather_base(output, input, opts);
     });
-  Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor", opts.timeout);
   check_shards(transfer.name(), output, input, size_);
   transfer.add_between(input, output, input);
   return issue(OpType::_ALLGATHER_BASE, std::move(transfer), opts.asyncOp);
@@ -279,12 +285,12 @@ WorkPointer Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 WorkPointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllgatherOptions& opts) {
-  if (device_side_.take(inputs))
-    return carry([=](c10d::Backend& carrier) mutable {
-      return carrier.allgather_into_tensor_coalesced(outputs, inputs, opts);
-    });
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor_coalesced",
                     opts.timeout);
+  if (device_side_.take(inputs))
+    return carry(transfer, inputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.allgather_into_tensor_coalesced(outputs, inputs, opts);
+    });
   check_pairs(transfer.name(), outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check_shards(transfer.name(), outputs[i], inputs[i], size_);
@@ -295,11 +301,11 @@ WorkPointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& 
 
 WorkPointer Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                          const c10d::AllgatherOptions& opts) {
+  Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_coalesced", opts.timeout);
   if (device_side_.take(inputs))
-    return carry([=](c10d::Backend& carrier) mutable {
+    return carry(transfer, inputs, [=](c10d::Backend& carrier) mutable {
       return carrier.allgather_coalesced(outputs, inputs, opts);
     });
-  Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_coalesced", opts.timeout);
   check_coalesced(transfer.name(), outputs, inputs, size_);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors shards;
@@ -311,15 +317,15 @@ WorkPointer Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors&
 
 WorkPointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                     const c10d::ReduceScatterOptions& opts) {
+  Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter", opts.timeout);
   if (device_side_.take(outputs)) {
     if (!DeviceSide::is_exact(outputs, opts.reduceOp))
-      return reduce_on_device(OpType::REDUCE_SCATTER, "pycollective:reduce_scatter", opts.reduceOp,
-                              opts.asyncOp, outputs, inputs);
-    return carry([=](c10d::Backend& carrier) mutable {
+      return reduce_on_device(OpType::REDUCE_SCATTER, transfer, opts.reduceOp, opts.asyncOp,
+                              outputs, inputs);
+    return carry(transfer, outputs, [=](c10d::Backend& carrier) mutable {
       return carrier.reduce_scatter(outputs, inputs, opts);
     });
   }
-  Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter", opts.timeout);
   const at::Tensor& output = only(transfer.name(), outputs);
   const Tensors& shards = one_a_rank(transfer.name(), inputs, size_, output);
   transfer.reduce_by(opts.reduceOp);
@@ -329,15 +335,15 @@ WorkPointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inpu
 
 WorkPointer Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::ReduceScatterOptions& opts) {
+  Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor", opts.timeout);
   if (device_side_.take(output)) {
     if (!DeviceSide::is_exact({output}, opts.reduceOp))
-      return reduce_on_device(OpType::_REDUCE_SCATTER_BASE, "pycollective:reduce_scatter_tensor",
-                              opts.reduceOp, opts.asyncOp, Tensors{output}, Tensors{input});
-    return carry([=](c10d::Backend& carrier) mutable {
+      return reduce_on_device(OpType::_REDUCE_SCATTER_BASE, transfer, opts.reduceOp, opts.asyncOp,
+                              Tensors{output}, Tensors{input});
+    return carry(transfer, {output}, [=](c10d::Backend& carrier) mutable {
       return carrier._reduce_scatter_base(output, input, opts);
     });
   }
-  Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor", opts.timeout);
   check_shards(transfer.name(), input, output, size_);
   transfer.reduce_by(opts.reduceOp);
   transfer.add_between(input, output, output);
@@ -346,16 +352,16 @@ WorkPointer Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
 
 WorkPointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::ReduceScatterOptions& opts) {
+  Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor_coalesced",
+                    opts.timeout);
   if (device_side_.take(outputs)) {
     if (!DeviceSide::is_exact(outputs, opts.reduceOp))
-      return reduce_on_device(OpType::COALESCED, "pycollective:reduce_scatter_tensor",
-                              opts.reduceOp, opts.asyncOp, outputs, inputs);
-    return carry([=](c10d::Backend& carrier) mutable {
+      return reduce_on_device(OpType::COALESCED, transfer, opts.reduceOp, opts.asyncOp, outputs,
+                              inputs);
+    return carry(transfer, outputs, [=](c10d::Backend& carrier) mutable {
       return carrier.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
     });
   }
-  Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor_coalesced",
-                    opts.timeout);
   check_pairs(transfer.name(), outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check_shards(transfer.name(), inputs[i], outputs[i], size_);
@@ -367,10 +373,11 @@ WorkPointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& 
 
 WorkPointer Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                             const c10d::GatherOptions& opts) {
-  if (device_side_.take(inputs))
-    return carry(
-        [=](c10d::Backend& carrier) mutable { return carrier.gather(outputs, inputs, opts); });
   Transfer transfer(OpKind::kGather, "pycollective:gather", opts.timeout);
+  if (device_side_.take(inputs))
+    return carry(transfer, inputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.gather(outputs, inputs, opts);
+    });
   const at::Tensor& input = only(transfer.name(), inputs);
   check_rank(transfer.name(), opts.rootRank, size_);
   transfer.root(opts.rootRank);
@@ -384,10 +391,11 @@ WorkPointer Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPointer Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                              const c10d::ScatterOptions& opts) {
-  if (device_side_.take(outputs))
-    return carry(
-        [=](c10d::Backend& carrier) mutable { return carrier.scatter(outputs, inputs, opts); });
   Transfer transfer(OpKind::kScatter, "pycollective:scatter", opts.timeout);
+  if (device_side_.take(outputs))
+    return carry(transfer, outputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.scatter(outputs, inputs, opts);
+    });
   const at::Tensor& output = only(transfer.name(), outputs);
   check_rank(transfer.name(), opts.rootRank, size_);
   transfer.root(opts.rootRank);
@@ -402,11 +410,11 @@ WorkPointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                    std::vector<std::int64_t>& output_splits,
                                    std::vector<std::int64_t>& input_splits,
                                    const c10d::AllToAllOptions& opts) {
+  Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all_single", opts.timeout);
   if (device_side_.take(input))
-    return carry([=](c10d::Backend& carrier) mutable {
+    return carry(transfer, {input}, [=](c10d::Backend& carrier) mutable {
       return carrier.alltoall_base(output, input, output_splits, input_splits, opts);
     });
-  Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all_single", opts.timeout);
   // A rank knows its own splits alone. So the ranks go by whether splits are given at all.
   if (!output_splits.empty() || !input_splits.empty()) {
     check_dtypes(transfer.name(), output, input);
@@ -435,10 +443,11 @@ WorkPointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 
 WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs,
                               const c10d::AllToAllOptions& opts) {
-  if (device_side_.take(inputs))
-    return carry(
-        [=](c10d::Backend& carrier) mutable { return carrier.alltoall(outputs, inputs, opts); });
   Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all", opts.timeout);
+  if (device_side_.take(inputs))
+    return carry(transfer, inputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.alltoall(outputs, inputs, opts);
+    });
   check_list(transfer.name(), inputs, size_);
   check_list(transfer.name(), outputs, size_);
   const at::Tensor& like = inputs.front();
@@ -459,10 +468,11 @@ WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs,
 }
 
 WorkPointer Backend::send(Tensors& tensors, int destination, int tag) {
-  if (device_side_.take(tensors))
-    return carry(
-        [=](c10d::Backend& carrier) mutable { return carrier.send(tensors, destination, tag); });
   Transfer transfer(OpKind::kSend, "pycollective:send", c10d::kUnsetTimeout);
+  if (device_side_.take(tensors))
+    return carry(transfer, tensors, [=](c10d::Backend& carrier) mutable {
+      return carrier.send(tensors, destination, tag);
+    });
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), destination, size_);
   check_tag(transfer.name(), tag);
@@ -473,17 +483,11 @@ WorkPointer Backend::send(Tensors& tensors, int destination, int tag) {
 }
 
 WorkPointer Backend::recv(Tensors& tensors, int source, int tag) {
-  if (device_side_.take(tensors))
-    return carry(
-        [=](c10d::Backend& carrier) mutable { return carrier.recv(tensors, source, tag); });
   check_rank("recv", source, size_);
   return receive(OpType::RECV, tensors, source, tag);
 }
 
 WorkPointer Backend::recvAnysource(Tensors& tensors, int tag) {
-  if (device_side_.take(tensors))
-    return carry(
-        [=](c10d::Backend& carrier) mutable { return carrier.recvAnysource(tensors, tag); });
   return receive(OpType::RECVANYSOURCE, tensors, kAnySource, tag);
 }
 
@@ -491,6 +495,10 @@ WorkPointer Backend::receive(OpType type, Tensors& tensors, int source, int tag)
   const bool any = source == kAnySource;
   Transfer transfer(OpKind::kRecv, any ? "pycollective:recvAnySource" : "pycollective:recv",
                     c10d::kUnsetTimeout);
+  if (device_side_.take(tensors))
+    return carry(transfer, tensors, [=](c10d::Backend& carrier) mutable {
+      return any ? carrier.recvAnysource(tensors, tag) : carrier.recv(tensors, source, tag);
+    });
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_tag(transfer.name(), tag);
   transfer.root(source);
@@ -500,10 +508,10 @@ WorkPointer Backend::receive(OpType type, Tensors& tensors, int source, int tag)
 }
 
 WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
+  Transfer transfer(OpKind::kBarrier, "pycollective:barrier", opts.timeout);
   // torch does not say on which device. It has told the group of one, or the call names one.
   if (device_side_.takes_cpu() || getBoundDeviceId() || !opts.device_ids.empty())
-    return carry([=](c10d::Backend& carrier) { return carrier.barrier(opts); });
-  Transfer transfer(OpKind::kBarrier, "pycollective:barrier", opts.timeout);
+    return carry(transfer, {}, [=](c10d::Backend& carrier) { return carrier.barrier(opts); });
   transfer.add(nullptr, nullptr, at::kByte, 0);
   return issue(OpType::BARRIER, std::move(transfer), opts.asyncOp);
 }

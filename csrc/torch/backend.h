@@ -128,13 +128,15 @@ class Backend final : public c10d::Backend {
   // Runs the call on this thread, and copies results back.
   void carry_out(Transfer& transfer);
 
-  // Calls on devices: one of the carrier's, and a reduction, a method of Python's. While calls are
-  // coalesced they return no work.
-  c10::intrusive_ptr<c10d::Work> carry(DeviceSide::Move move);
+  // Calls on devices: one of the carrier's, and a reduction, a method of Python's by the name of
+  // `call`. While calls are coalesced they return no work. Profilers are shown some tensors.
+  c10::intrusive_ptr<c10d::Work> carry(Transfer& call, const std::vector<at::Tensor>& shown,
+                                       DeviceSide::Move move);
   template <class... Arguments>
-  c10::intrusive_ptr<c10d::Work> reduce_on_device(c10d::OpType type, const char* title,
+  c10::intrusive_ptr<c10d::Work> reduce_on_device(c10d::OpType type, Transfer& call,
                                                   const c10d::ReduceOp& op, bool async,
-                                                  Arguments... arguments);
+                                                  const std::vector<at::Tensor>& first,
+                                                  Arguments... others);
 
   struct Coalesced {
     std::vector<DeviceSide::Move> moves;

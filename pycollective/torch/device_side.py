@@ -142,6 +142,9 @@ class DeviceSide:
         calls.check_scatter(outs, tensors, op, self._rank, self._size)
         return calls.reduce_scatter_over(self._of(tensors), outs, tensors, op, async_op)
 
+    all_reduce_coalesced = all_reduce
+    reduce_scatter_tensor_coalesced = reduce_scatter_tensor
+
     def set_timeout(self, seconds: float) -> None:
         with self._one_at_a_time:
             self._timeout = timedelta(seconds=seconds)

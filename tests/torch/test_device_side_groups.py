@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import time
 import weakref
 from unittest import mock
 
@@ -200,10 +201,12 @@ def test_works_barriers_and_objects():
 def profiled(comm, world):
     with torch.profiler.profile() as profile:
         dist.all_reduce(torch.ones(3))
-    return "pycollective:all_reduce" in {each.name for each in profile.events()}
+        dist.broadcast(torch.ones(3), 0)
+    names = {each.name for each in profile.events()}
+    return names >= {"pycollective:all_reduce", "pycollective:broadcast"}
 
 
-def test_reductions_have_the_backends_names_in_profiles():
+def test_calls_have_the_backends_names_in_profiles():
     assert run(profiled, 2) == [True, True]
 
 
@@ -228,10 +231,11 @@ def test_an_error_of_python_keeps_its_type_through_torch():
 def late(comm, world):
     dist.all_reduce(torch.ones(3))
     backend_of(world).set_timeout(datetime.timedelta(seconds=0.5))
-    store = world.get_group_store()
+    store, began = world.get_group_store(), time.monotonic()
     if comm.rank == 0:
         with pytest.raises(CollectiveTimeout):
             dist.all_reduce(torch.ones(3))
+        assert time.monotonic() - began < 15  # and not the 30 s of before
         store.set("timed out", "")
     store.wait(["timed out"])
     return side_of(world)._timeout.total_seconds()
