@@ -8,6 +8,7 @@ NCCL.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class DeviceSide:
         self._carrier: Any = None
         self._ordered: dict[torch.device, OrderedGroup] = {}
         self._closed = False
+        self._process = 0  # in which the carrier was made
 
     def carrier(self) -> Any:
         """The backend that carries; made now, if it is not there. Not collective over NCCL.
@@ -78,6 +80,7 @@ class DeviceSide:
                 raise ConfigurationError("pycollective: the process group was destroyed")
             if self._carrier is None:
                 _carried.add(self)
+                self._process = os.getpid()
                 carrier = self._make(self._store, self._rank, self._size, self._timeout)
                 # Not registered with torch: nobody else sees it or destroys it.
                 group = dist.ProcessGroup(self._store, self._rank, self._size)
@@ -169,7 +172,7 @@ class DeviceSide:
 
     def end_with_process(self) -> None:
         """Abort the carrier, as torch does where a group is not destroyed."""
-        if self._carrier is not None:
+        if self._carrier is not None and self._process == os.getpid():  # a fork has no CUDA
             self._carrier.abort()
 
     def _of(self, tensors: Sequence[torch.Tensor]) -> OrderedGroup:

@@ -210,6 +210,21 @@ def test_calls_have_the_backends_names_in_profiles():
     assert run(profiled, 2) == [True, True]
 
 
+def debugged(comm):
+    dist.set_debug_level(dist.DebugLevel.DETAIL)  # as TORCH_DISTRIBUTED_DEBUG=DETAIL does
+    world = join_on_device(comm)
+    tensor = torch.full((3,), comm.rank + 1.0)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    ordered.all_reduce(tensor, "sum")
+    assert own_backend(world, CPU) is None
+    dist.destroy_process_group()
+    return tensor.tolist()
+
+
+def test_in_torchs_wrapper_for_debugging():
+    assert results(run_ranks(debugged, 2)) == [[3.0] * 3] * 2
+
+
 # --- Failures.
 
 

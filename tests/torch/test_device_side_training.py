@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo  # so that forks need not import it
+import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -54,6 +55,32 @@ def test_ddp_with_the_hook_gives_the_references_average(dtype):
     for found in run(under_ddp, 3, PerRank(gradients), 0.01):
         for got in found:
             assert same_bits(got, reference.reduce(gradients, "avg"))
+
+
+def compressed(comm, world, backends):
+    """Weights after two steps with gradients of one bit, by way of each backend."""
+    found = []
+    for backend in backends:
+        group = dist.new_group(backend=backend)
+        torch.manual_seed(5)
+        model = torch.nn.Linear(40, 30)
+        ddp = DistributedDataParallel(model, process_group=group)
+        state = pycollective.torch.OneBitState(ddp)
+        ddp.register_comm_hook(state, pycollective.torch.one_bit_hook)
+        optimizer = torch.optim.SGD(model.parameters(), 0.125)
+        random = torch.Generator().manual_seed(comm.rank)
+        for _ in range(2):
+            optimizer.zero_grad()
+            ddp(torch.randn(6, 40, generator=random)).square().sum().backward()
+            optimizer.step()
+        found.append(to_numpy(model.weight.detach()))
+        state.close()
+    return found
+
+
+def test_compressed_gradients_are_those_of_other_backends():
+    for here, there in run(compressed, 2, ("on_device", "gloo")):
+        assert same_bits(here, there)
 
 
 # --- FSDP2.
