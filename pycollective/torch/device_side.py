@@ -142,7 +142,8 @@ class DeviceSide:
     def reduce_scatter_tensor(
         self, outs: list[torch.Tensor], tensors: list[torch.Tensor], op: str, async_op: bool
     ) -> dist.Work | None:
-        calls.check_scatter(outs, tensors, op, self._rank, self._size)
+        calls.check([*tensors, *outs], op)
+        calls.check_scatter(outs, tensors, self._rank, self._size)
         return calls.reduce_scatter_over(self._of(tensors), outs, tensors, op, async_op)
 
     all_reduce_coalesced = all_reduce
