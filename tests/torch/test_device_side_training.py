@@ -40,10 +40,11 @@ def check(outcomes, wanted):
 
 def under_ddp(comm, world, gradient, cap):
     found = []
-    for hook in (ordered.hook, pycollective.torch.all_reduce_hook):
+    for hook in (ordered.hook, pycollective.torch.all_reduce_hook, None):
         tensor = to_torch(gradient)
         model = DistributedDataParallel(OneWeight(tensor.numel(), tensor.dtype), bucket_cap_mb=cap)
-        model.register_comm_hook(None, hook)
+        if hook is not None:
+            model.register_comm_hook(None, hook)
         model(tensor).backward()
         found.append(to_numpy(model.module.weight.grad))
     return found
@@ -52,9 +53,11 @@ def under_ddp(comm, world, gradient, cap):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_ddp_with_the_hook_gives_the_references_average(dtype):
     gradients = order_sensitive(dtype, 3, 10_000)
-    for found in run(under_ddp, 3, PerRank(gradients), 0.01):
-        for got in found:
+    divided = [to_numpy(to_torch(each) * (1 / 3)) for each in gradients]  # by DDP, without a hook
+    for *averaged, summed in run(under_ddp, 3, PerRank(gradients), 0.01):
+        for got in averaged:
             assert same_bits(got, reference.reduce(gradients, "avg"))
+        assert same_bits(summed, reference.reduce(divided, "sum"))
 
 
 def compressed(comm, world, backends):
