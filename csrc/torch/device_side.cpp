@@ -113,7 +113,10 @@ c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
 
 DeviceSide::DeviceSide(pybind11::object object) : object_(std::move(object)) {
   takes_cpu_ = object_.get().attr("takes_cpu").cast<bool>();
-  may_come_ = object_.get().attr("may_come").cast<bool>();
+}
+
+bool DeviceSide::may_come() const {
+  return in_python([&] { return object_.get().attr("may_come").cast<bool>(); });
 }
 
 bool DeviceSide::is_exact(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {

@@ -112,7 +112,7 @@ class DeviceSide {
   // Tests alone say so: CPU tensors stand in for those of a device.
   bool takes_cpu() const { return takes_cpu_; }
   // Whether there may be tensors on devices at all.
-  bool may_come() const { return may_come_; }
+  bool may_come() const;
 
   // Whether the carrier's reduction has one result in whatever order.
   static bool is_exact(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op);
@@ -129,7 +129,6 @@ class DeviceSide {
  private:
   const PythonObject object_;
   bool takes_cpu_ = false;
-  bool may_come_ = false;
   mutable std::mutex mutex_;
   Carrier carrier_;
 };

@@ -8,6 +8,7 @@ NCCL.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -34,7 +35,6 @@ class DeviceSide:
 
     Attributes:
         takes_cpu: whether CPU tensors come here, too: in tests, which have no other device.
-        may_come: whether this process may have tensors on devices at all.
 
     Args:
         store: in which the carrier's ranks meet.
@@ -57,7 +57,6 @@ class DeviceSide:
         ranks: Sequence[int],
         make: MakesCarrier,
     ) -> None:
-        self.may_come = self.takes_cpu or torch.cuda.is_available()
         self._store = dist.PrefixStore("pycollective.torch.device_side", store)
         self._rank, self._size, self._timeout = rank, size, timeout
         self._ranks = list(ranks) or list(range(size))
@@ -68,6 +67,11 @@ class DeviceSide:
         self._ordered: dict[torch.device, OrderedGroup] = {}
         self._closed = False
         self._process = 0  # in which the carrier was made
+
+    @functools.cached_property
+    def may_come(self) -> bool:
+        """Whether this process may have tensors on devices at all; asks CUDA, but not before."""
+        return self.takes_cpu or torch.cuda.is_available()
 
     def carrier(self) -> Any:
         """The backend that carries; made now, if it is not there. Not collective over NCCL.
