@@ -321,4 +321,23 @@ def test_the_nccl_side_is_asked_for_nothing_before_a_tensor_comes():
     assert made == []
     with pytest.raises(ConfigurationError, match="was destroyed"):
         side.carrier()
-    assert callable(nccl(None, (), ""))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_what_nccl_is_told(given):
+    class Options:
+        pass
+
+    theirs, made = Options(), mock.Mock(Options=Options)
+    with (
+        mock.patch.object(dist, "is_nccl_available", return_value=True),
+        mock.patch.object(dist, "ProcessGroupNCCL", made, create=True),
+    ):
+        make = nccl(theirs if given else None, [4, 7], "some group")
+        assert make("store", 1, 2, datetime.timedelta(seconds=9)) is made.return_value
+    store, rank, size, options = made.call_args.args
+    assert (store, rank, size) == ("store", 1, 2)
+    assert (options is theirs) == given
+    assert options._timeout == datetime.timedelta(seconds=9)
+    assert options.global_ranks_in_group == [4, 7]
+    assert options.group_name == "some group"
