@@ -177,6 +177,7 @@ def checks(small: bool = False) -> list[Step]:
     """
     return [
         _over_nccl("bits of ordered calls", "ordered_bits", small, shown.bits_over_nccl),
+        _over_nccl("the backend pycollective", "backend", small, shown.bits_over_nccl),
         _over_nccl("ordered", "ordered", small, shown.over_nccl),
         _over_nccl("price", "price", small, shown.price),
         _triton_kernels("reduce", small),

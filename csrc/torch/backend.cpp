@@ -42,22 +42,14 @@ void with_keep(const Request& request, const std::shared_ptr<const void>& keep, 
 }  // namespace
 
 Backend::Backend(std::shared_ptr<Collectives> collectives,
-                 std::shared_ptr<CompletionThreads> threads, pybind11::object owner)
+                 std::shared_ptr<CompletionThreads> threads, pybind11::object owner,
+                 pybind11::object device_side)
     : c10d::Backend(collectives->rank(), collectives->size()),
       collectives_(std::move(collectives)),
       threads_(std::move(threads)),
-      owner_(std::move(owner)) {
+      owner_(std::move(owner)),
+      device_side_(std::move(device_side)) {
   init();
-}
-
-Backend::~Backend() {
-  // While the interpreter finalizes no Python object may be touched: leak it.
-  if (!Py_IsInitialized() || Py_IsFinalizing()) {
-    owner_.release();
-    return;
-  }
-  const GilHeld gil;
-  owner_ = {};
 }
 
 c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
@@ -67,41 +59,111 @@ c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
   TORCH_CHECK_VALUE(timeout.count() > 0, "the timeout must be positive, not ", timeout.count(),
                     " ms");
-  collectives_->set_timeout(std::chrono::duration<double>(timeout).count());
+  const double seconds = std::chrono::duration<double>(timeout).count();
+  collectives_->set_timeout(seconds);
+  device_side_.set_timeout(seconds);
 }
 
 c10d::ErrorType Backend::getError() {
   const std::shared_ptr<const Failure> failure = collectives_->failure();
-  if (!failure) return c10d::ErrorType::SUCCESS;
+  if (!failure) {
+    const DeviceSide::Carrier carrier = device_side_.made();
+    return carrier ? carrier->getError() : c10d::ErrorType::SUCCESS;
+  }
   return failure->kind == FailureKind::kTimeout ? c10d::ErrorType::TIMEOUT
                                                 : c10d::ErrorType::COMM_ERROR;
 }
 
 bool Backend::supportsTensorAlloc(c10::DeviceIndex device) {
-  return device < 0;  // the CPU, which alone is registered for the backend, has no index
+  if (device < 0) return true;  // the CPU has no index
+  const DeviceSide::Carrier carrier = device_side_.made();
+  return carrier && carrier->supportsTensorAlloc(device);
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK_VALUE(size >= 0 && size <= std::numeric_limits<long>::max() / 16,
                     "a tensor cannot have ", size, " elements");
-  TORCH_CHECK_VALUE(options.device().is_cpu(), "pycollective allocates tensors on the CPU, not on ",
-                    options.device());
+  if (!options.device().is_cpu())
+    return device_side_.carrier(getBoundDeviceId())->allocateTensor(size, options);
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   const std::shared_ptr<std::byte> memory =
       typed([&](const InterruptHook&) { return collectives_->allocate(bytes); });
   return at::from_blob(memory.get(), {size}, [memory](void*) {}, options);
 }
 
-void Backend::abort() { collectives_->abort("the process group was aborted"); }
+void Backend::abort() {
+  collectives_->abort("the process group was aborted");
+  device_side_.abort();
+}
 
 void Backend::shutdown() {
   {
     const GilHeld gil;
-    owner_.attr("close")();  // Python's close(): Ctrl-C ends it
+    owner_.get().attr("close")();  // Python's close(): Ctrl-C ends it
   }
+  device_side_.shutdown();
   std::optional<GilReleased> unlocked;  // callbacks may need it
   if (PyGILState_Check()) unlocked.emplace();
   threads_->close(milliseconds(collectives_->timeout()));
+}
+
+void Backend::startCoalescing() {
+  const std::lock_guard lock(coalescing_);
+  coalesced_.emplace();
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
+  std::optional<Coalesced> all;
+  {
+    const std::lock_guard lock(coalescing_);
+    all.swap(coalesced_);
+  }
+  TORCH_CHECK(all, "no calls are being coalesced");
+  std::vector<WorkPointer> works = std::move(all->under_way);
+  const auto add = [&](WorkPointer work) {
+    if (work) works.push_back(std::move(work));
+  };
+  if (!all->moves.empty()) {
+    const DeviceSide::Carrier carrier = device_side_.carrier(getBoundDeviceId());
+    const bool as_one = carrier->supportsCoalescing();
+    if (as_one) carrier->startCoalescing();
+    for (const DeviceSide::Move& move : all->moves) add(move(*carrier));
+    if (as_one) add(carrier->endCoalescing());
+  }
+  for (const auto& reduction : all->reductions) add(reduction());
+  if (works.empty()) return nullptr;
+  if (works.size() == 1) return works.front();
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
+}
+
+WorkPointer Backend::carry(Transfer& call, const Tensors& shown, DeviceSide::Move move) {
+  if (coalesce([&](Coalesced& coalesced) { coalesced.moves.push_back(std::move(move)); }))
+    return nullptr;
+  ++sequence_;
+  for (const at::Tensor& each : shown) call.show(each);
+  const auto profile = call.profile();
+  return move(*device_side_.carrier(getBoundDeviceId()));
+}
+
+template <class... Arguments>
+WorkPointer Backend::reduce_on_device(OpType type, Transfer& call, const c10d::ReduceOp& op,
+                                      bool async, const Tensors& first, Arguments... others) {
+  call.reduce_by(op);
+  for (const at::Tensor& each : first) call.show(each);
+  const auto reduction = [=, this] {
+    const std::uint64_t sequence = ++sequence_;
+    const auto profile = call.profile();
+    return in_python([&]() -> WorkPointer {
+      pybind11::object work = device_side_.object().attr(call.name())(
+          first, others..., name_of(call.reduce_op()), async);
+      if (work.is_none())
+        return c10::make_intrusive<FinishedWork>(rank_, type, sequence, Tensors());
+      return c10::make_intrusive<PythonWork>(rank_, type, sequence, std::move(work));
+    });
+  };
+  if (coalesce([&](Coalesced& coalesced) { coalesced.reductions.emplace_back(reduction); }))
+    return nullptr;
+  return reduction();
 }
 
 void Backend::carry_out(Transfer& transfer) {
@@ -130,7 +192,9 @@ c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transf
         cores.push_back(collectives_->submit(each, call->on_done()));
       });
   });
-  return c10::make_intrusive<Work>(rank_, type, sequence, call, std::move(cores));
+  auto work = c10::make_intrusive<Work>(rank_, type, sequence, call, std::move(cores));
+  coalesce([&](Coalesced& coalesced) { coalesced.under_way.push_back(work); });
+  return work;
 }
 
 // The c10d operations.
@@ -138,6 +202,12 @@ c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transf
 WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (tensors.size() == 1 && tensors.front().is_sparse()) return allreduce_sparse(tensors, opts);
   Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce", opts.timeout);
+  if (device_side_.take(tensors)) {
+    if (!DeviceSide::is_exact(tensors, opts.reduceOp))
+      return reduce_on_device(OpType::ALLREDUCE, transfer, opts.reduceOp, opts.asyncOp, tensors);
+    return carry(transfer, tensors,
+                 [=](c10d::Backend& carrier) mutable { return carrier.allreduce(tensors, opts); });
+  }
   const at::Tensor& tensor = only(transfer.name(), tensors);
   transfer.reduce_by(opts.reduceOp);
   transfer.add_in_place(tensor);
@@ -147,6 +217,9 @@ WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
 WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
                                          const c10d::AllreduceCoalescedOptions& opts) {
   Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce_coalesced", opts.timeout);
+  if (device_side_.take(tensors))
+    return reduce_on_device(OpType::ALLREDUCE_COALESCED, transfer, opts.reduceOp, opts.asyncOp,
+                            tensors);
   transfer.reduce_by(opts.reduceOp);
   for (const at::Tensor& tensor : tensors) check_tensor(transfer.name(), tensor);
   for (const at::Tensor& tensor : tensors) transfer.add_in_place(tensor);
@@ -155,6 +228,9 @@ WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
 
 WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   Transfer transfer(OpKind::kBroadcast, "pycollective:broadcast", opts.timeout);
+  if (device_side_.take(tensors))
+    return carry(transfer, tensors,
+                 [=](c10d::Backend& carrier) mutable { return carrier.broadcast(tensors, opts); });
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), opts.rootRank, size_);
   transfer.root(opts.rootRank);
@@ -164,6 +240,13 @@ WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o
 
 WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   Transfer transfer(OpKind::kReduce, "pycollective:reduce", opts.timeout);
+  if (device_side_.take(tensors)) {
+    if (!DeviceSide::is_exact(tensors, opts.reduceOp))
+      return reduce_on_device(OpType::REDUCE, transfer, opts.reduceOp, opts.asyncOp, tensors,
+                              opts.rootRank);
+    return carry(transfer, tensors,
+                 [=](c10d::Backend& carrier) mutable { return carrier.reduce(tensors, opts); });
+  }
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), opts.rootRank, size_);
   transfer.root(opts.rootRank);
@@ -178,6 +261,10 @@ WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
 WorkPointer Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                const c10d::AllgatherOptions& opts) {
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather", opts.timeout);
+  if (device_side_.take(inputs))
+    return carry(transfer, inputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.allgather(outputs, inputs, opts);
+    });
   const at::Tensor& input = only(transfer.name(), inputs);
   const Tensors& shards = one_a_rank(transfer.name(), outputs, size_, input);
   transfer.add_between(input, shards, input);
@@ -187,6 +274,10 @@ WorkPointer Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
 WorkPointer Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor", opts.timeout);
+  if (device_side_.take(input))
+    return carry(transfer, {input}, [=](c10d::Backend& carrier) mutable {
+      return carrier._allgather_base(output, input, opts);
+    });
   check_shards(transfer.name(), output, input, size_);
   transfer.add_between(input, output, input);
   return issue(OpType::_ALLGATHER_BASE, std::move(transfer), opts.asyncOp);
@@ -196,6 +287,10 @@ WorkPointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& 
                                                      const c10d::AllgatherOptions& opts) {
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor_coalesced",
                     opts.timeout);
+  if (device_side_.take(inputs))
+    return carry(transfer, inputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.allgather_into_tensor_coalesced(outputs, inputs, opts);
+    });
   check_pairs(transfer.name(), outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check_shards(transfer.name(), outputs[i], inputs[i], size_);
@@ -207,6 +302,10 @@ WorkPointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& 
 WorkPointer Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                          const c10d::AllgatherOptions& opts) {
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_coalesced", opts.timeout);
+  if (device_side_.take(inputs))
+    return carry(transfer, inputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.allgather_coalesced(outputs, inputs, opts);
+    });
   check_coalesced(transfer.name(), outputs, inputs, size_);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors shards;
@@ -219,6 +318,14 @@ WorkPointer Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors&
 WorkPointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                     const c10d::ReduceScatterOptions& opts) {
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter", opts.timeout);
+  if (device_side_.take(outputs)) {
+    if (!DeviceSide::is_exact(outputs, opts.reduceOp))
+      return reduce_on_device(OpType::REDUCE_SCATTER, transfer, opts.reduceOp, opts.asyncOp,
+                              outputs, inputs);
+    return carry(transfer, outputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.reduce_scatter(outputs, inputs, opts);
+    });
+  }
   const at::Tensor& output = only(transfer.name(), outputs);
   const Tensors& shards = one_a_rank(transfer.name(), inputs, size_, output);
   transfer.reduce_by(opts.reduceOp);
@@ -229,6 +336,14 @@ WorkPointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inpu
 WorkPointer Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::ReduceScatterOptions& opts) {
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor", opts.timeout);
+  if (device_side_.take(output)) {
+    if (!DeviceSide::is_exact({output}, opts.reduceOp))
+      return reduce_on_device(OpType::_REDUCE_SCATTER_BASE, transfer, opts.reduceOp, opts.asyncOp,
+                              Tensors{output}, Tensors{input});
+    return carry(transfer, {output}, [=](c10d::Backend& carrier) mutable {
+      return carrier._reduce_scatter_base(output, input, opts);
+    });
+  }
   check_shards(transfer.name(), input, output, size_);
   transfer.reduce_by(opts.reduceOp);
   transfer.add_between(input, output, output);
@@ -239,6 +354,14 @@ WorkPointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& 
                                                      const c10d::ReduceScatterOptions& opts) {
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor_coalesced",
                     opts.timeout);
+  if (device_side_.take(outputs)) {
+    if (!DeviceSide::is_exact(outputs, opts.reduceOp))
+      return reduce_on_device(OpType::COALESCED, transfer, opts.reduceOp, opts.asyncOp, outputs,
+                              inputs);
+    return carry(transfer, outputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+    });
+  }
   check_pairs(transfer.name(), outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check_shards(transfer.name(), inputs[i], outputs[i], size_);
@@ -251,6 +374,10 @@ WorkPointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& 
 WorkPointer Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                             const c10d::GatherOptions& opts) {
   Transfer transfer(OpKind::kGather, "pycollective:gather", opts.timeout);
+  if (device_side_.take(inputs))
+    return carry(transfer, inputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.gather(outputs, inputs, opts);
+    });
   const at::Tensor& input = only(transfer.name(), inputs);
   check_rank(transfer.name(), opts.rootRank, size_);
   transfer.root(opts.rootRank);
@@ -265,6 +392,10 @@ WorkPointer Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 WorkPointer Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                              const c10d::ScatterOptions& opts) {
   Transfer transfer(OpKind::kScatter, "pycollective:scatter", opts.timeout);
+  if (device_side_.take(outputs))
+    return carry(transfer, outputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.scatter(outputs, inputs, opts);
+    });
   const at::Tensor& output = only(transfer.name(), outputs);
   check_rank(transfer.name(), opts.rootRank, size_);
   transfer.root(opts.rootRank);
@@ -280,6 +411,10 @@ WorkPointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                    std::vector<std::int64_t>& input_splits,
                                    const c10d::AllToAllOptions& opts) {
   Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all_single", opts.timeout);
+  if (device_side_.take(input))
+    return carry(transfer, {input}, [=](c10d::Backend& carrier) mutable {
+      return carrier.alltoall_base(output, input, output_splits, input_splits, opts);
+    });
   // A rank knows its own splits alone. So the ranks go by whether splits are given at all.
   if (!output_splits.empty() || !input_splits.empty()) {
     check_dtypes(transfer.name(), output, input);
@@ -309,6 +444,10 @@ WorkPointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs,
                               const c10d::AllToAllOptions& opts) {
   Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all", opts.timeout);
+  if (device_side_.take(inputs))
+    return carry(transfer, inputs, [=](c10d::Backend& carrier) mutable {
+      return carrier.alltoall(outputs, inputs, opts);
+    });
   check_list(transfer.name(), inputs, size_);
   check_list(transfer.name(), outputs, size_);
   const at::Tensor& like = inputs.front();
@@ -330,6 +469,10 @@ WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs,
 
 WorkPointer Backend::send(Tensors& tensors, int destination, int tag) {
   Transfer transfer(OpKind::kSend, "pycollective:send", c10d::kUnsetTimeout);
+  if (device_side_.take(tensors))
+    return carry(transfer, tensors, [=](c10d::Backend& carrier) mutable {
+      return carrier.send(tensors, destination, tag);
+    });
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), destination, size_);
   check_tag(transfer.name(), tag);
@@ -352,6 +495,10 @@ WorkPointer Backend::receive(OpType type, Tensors& tensors, int source, int tag)
   const bool any = source == kAnySource;
   Transfer transfer(OpKind::kRecv, any ? "pycollective:recvAnySource" : "pycollective:recv",
                     c10d::kUnsetTimeout);
+  if (device_side_.take(tensors))
+    return carry(transfer, tensors, [=](c10d::Backend& carrier) mutable {
+      return any ? carrier.recvAnysource(tensors, tag) : carrier.recv(tensors, source, tag);
+    });
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_tag(transfer.name(), tag);
   transfer.root(source);
@@ -362,6 +509,9 @@ WorkPointer Backend::receive(OpType type, Tensors& tensors, int source, int tag)
 
 WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
   Transfer transfer(OpKind::kBarrier, "pycollective:barrier", opts.timeout);
+  // torch does not say on which device. It has told the group of one, or the call names one.
+  if (device_side_.takes_cpu() || getBoundDeviceId() || !opts.device_ids.empty())
+    return carry(transfer, {}, [=](c10d::Backend& carrier) { return carrier.barrier(opts); });
   transfer.add(nullptr, nullptr, at::kByte, 0);
   return issue(OpType::BARRIER, std::move(transfer), opts.asyncOp);
 }

@@ -7,11 +7,14 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/api.h"
 #include "torch/completion_threads.h"
+#include "torch/device_side.h"
 #include "torch/transfer.h"
 
 namespace pycollective::shim {
@@ -20,16 +23,15 @@ namespace pycollective::shim {
 // number of elements.
 using SparseShape = std::array<std::int64_t, 19>;
 
-// Each call checks its tensors first; nothing moves if a check fails. A synchronous call then runs
-// on the caller's thread; an asynchronous one goes to the core and returns a Work at once.
-// Thread-safe.
+// On CPU tensors each call checks them first; nothing moves if a check fails. A synchronous call
+// then runs on the caller's thread; an asynchronous one goes to the core and returns a Work at
+// once. Calls with tensors on devices go to `device_side`. Thread-safe, but for coalescing.
 class Backend final : public c10d::Backend {
  public:
   // `owner`: the Python Communicator of `collectives`; it lives as long as this.
+  // `device_side`: as DeviceSide takes it.
   Backend(std::shared_ptr<Collectives> collectives, std::shared_ptr<CompletionThreads> threads,
-          pybind11::object owner);
-  ~Backend() override;
-
+          pybind11::object owner, pybind11::object device_side);
   const std::string getBackendName() const override { return "pycollective"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -39,7 +41,15 @@ class Backend final : public c10d::Backend {
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
 
   // The Python Communicator. The caller holds the GIL.
-  pybind11::object communicator() const { return owner_; }
+  pybind11::object communicator() const { return owner_.get(); }
+  // What makes the reductions on devices. The caller holds the GIL.
+  pybind11::object device_side() const { return device_side_.object(); }
+
+  // From start to end, calls on devices wait, and then go as one: the moves as a group of the
+  // carrier's, where it has groups. Other calls go at once. What ends it returns a work for all.
+  bool supportsCoalescing() const override { return device_side_.may_come(); }
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
 
   // A flat tensor in memory that ranks of this host read in place, for FSDP2's buffers
   // (FSDPModule.set_allocate_memory_from_process_group_for_comm) and pycollective.torch.empty.
@@ -118,9 +128,35 @@ class Backend final : public c10d::Backend {
   // Runs the call on this thread, and copies results back.
   void carry_out(Transfer& transfer);
 
+  // Calls on devices: one of the carrier's, and a reduction, a method of Python's by the name of
+  // `call`. While calls are coalesced they return no work. Profilers are shown some tensors.
+  c10::intrusive_ptr<c10d::Work> carry(Transfer& call, const std::vector<at::Tensor>& shown,
+                                       DeviceSide::Move move);
+  template <class... Arguments>
+  c10::intrusive_ptr<c10d::Work> reduce_on_device(c10d::OpType type, Transfer& call,
+                                                  const c10d::ReduceOp& op, bool async,
+                                                  const std::vector<at::Tensor>& first,
+                                                  Arguments... others);
+
+  struct Coalesced {
+    std::vector<DeviceSide::Move> moves;
+    std::vector<std::function<c10::intrusive_ptr<c10d::Work>()>> reductions;
+    std::vector<c10::intrusive_ptr<c10d::Work>> under_way;  // of CPU tensors
+  };
+  // Calls `act` with what is coalesced, if anything is; whether so.
+  template <class Act>
+  bool coalesce(const Act& act) {
+    const std::lock_guard lock(coalescing_);
+    if (coalesced_) act(*coalesced_);
+    return coalesced_.has_value();
+  }
+
   const std::shared_ptr<Collectives> collectives_;
   const std::shared_ptr<CompletionThreads> threads_;
-  pybind11::object owner_;
+  const PythonObject owner_;
+  DeviceSide device_side_;
+  std::mutex coalescing_;
+  std::optional<Coalesced> coalesced_;
   std::atomic<std::uint64_t> sequence_{0};
 };
 

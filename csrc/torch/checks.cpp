@@ -21,8 +21,10 @@ std::string dtype_name(at::ScalarType dtype) {
 void check_tensor(const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), name, ": a tensor is undefined");
   TORCH_CHECK_NOT_IMPLEMENTED(
-      tensor.device().is_cpu(), name, ": the pycollective backend takes CPU tensors, not one on ",
-      tensor.device(), "; use init_process_group(\"cpu:pycollective,cuda:nccl\") for both");
+      tensor.device().is_cpu(), name,
+      ": the pycollective backend takes tensors on the CPU or on a CUDA device, all of a call on "
+      "one, not one on ",
+      tensor.device());
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, name,
                               ": the pycollective backend takes dense tensors, not ",
                               tensor.layout(), "; use to_dense(), or gather indices and values");

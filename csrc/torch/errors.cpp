@@ -63,6 +63,11 @@ std::exception_ptr carried_exception(PyObject* exception) {
   return carry_python_error();
 }
 
+std::exception_ptr carried_exception(py::error_already_set caught) {
+  caught.restore();
+  return carry_python_error();
+}
+
 void rethrow_typed() {
   if (Py_IsFinalizing()) throw;
   std::exception_ptr error;

@@ -39,8 +39,9 @@ class StopsAtExit {
 // Takes the GIL. While the interpreter finalizes it gives the C++ exception instead.
 std::exception_ptr typed_exception(const Failure& failure);
 
-// Wraps a Python exception likewise. The caller holds the GIL.
+// Wraps a Python exception likewise, or one that pybind11 has caught. The caller holds the GIL.
 std::exception_ptr carried_exception(PyObject* exception);
+std::exception_ptr carried_exception(pybind11::error_already_set caught);
 
 // Loads the error classes, and registers python_error with pybind11.
 void init_typed_exceptions();

@@ -25,12 +25,14 @@ namespace {
 [[gnu::used]] const char kBuiltFor[] = "pycollective's shim for torch " TORCH_VERSION;
 
 c10::intrusive_ptr<Backend> make_backend(py::object communicator,
-                                         std::shared_ptr<CompletionThreads> threads) {
+                                         std::shared_ptr<CompletionThreads> threads,
+                                         py::object device_side) {
   const py::object capsule = communicator.attr("_capsule")();
   const auto* core =
       static_cast<std::shared_ptr<Collectives>*>(PyCapsule_GetPointer(capsule.ptr(), kCapsuleName));
   if (core == nullptr) throw py::error_already_set();
-  return c10::make_intrusive<Backend>(*core, std::move(threads), std::move(communicator));
+  return c10::make_intrusive<Backend>(*core, std::move(threads), std::move(communicator),
+                                      std::move(device_side));
 }
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
@@ -84,10 +86,13 @@ PYBIND11_MODULE(_torch, module) {
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(
       module, "Backend", "torch.distributed's operations over a pycollective.Communicator.")
-      .def(py::init(&make_backend), py::arg("communicator"), py::arg("threads"))
+      .def(py::init(&make_backend), py::arg("communicator"), py::arg("threads"),
+           py::arg("device_side"))
       .def_property_readonly("options", &Backend::getBackendOptions)
       .def_property_readonly("communicator", &Backend::communicator,
-                             "The communicator that does the work.");
+                             "The communicator of calls with CPU tensors.")
+      .def_property_readonly("device_side", &Backend::device_side,
+                             "What makes the reductions of tensors on devices.");
 
   py::class_<ConnectThread>(
       module, "ConnectThread",

@@ -27,6 +27,7 @@ class Transfer {
   // Reductions take the contract's dtypes, and complex numbers for sum and average, part by part.
   // Other operations move any dtype: one that the core does not know goes as bytes.
   void reduce_by(const c10d::ReduceOp& op);
+  ReduceOp reduce_op() const { return like_.reduce_op; }
   void root(std::int64_t rank) { like_.root = static_cast<int>(rank); }
   void tag(int tag) { like_.tag = tag; }
 
@@ -66,6 +67,8 @@ class Transfer {
   // A profiler's record of the call, which ends with it: title and input shapes. Null if nobody
   // profiles. It may end on another thread.
   std::unique_ptr<at::RecordFunction> profile() const;
+  // Shows the profiler a tensor that is not passed to read(), write() or update().
+  void show(const at::Tensor& tensor);
   const std::vector<Request>& requests() const { return requests_; }
   // The tensors that were passed to write() and update().
   const std::vector<at::Tensor>& outputs() const& { return outputs_; }
@@ -78,8 +81,6 @@ class Transfer {
   void copy_back();
 
  private:
-  void show(const at::Tensor& tensor);
-
   const char* profiling_title_;
   Request like_;
   std::vector<Request> requests_;

@@ -50,7 +50,7 @@ except ImportError as error:
         raise ImportError(_missing)
 
     if "pycollective" not in dist.Backend.backend_list:
-        dist.Backend.register_backend("pycollective", _refuse, devices=["cpu"])
+        dist.Backend.register_backend("pycollective", _refuse, devices=["cpu", "cuda"])
 else:
     from pycollective.torch.backend import empty, register, stats
     from pycollective.torch.leaves import LeafSampler, LeafSync

@@ -16,6 +16,8 @@ from pycollective.bootstrap.shutdown import SHUTDOWN
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
+from pycollective.torch import device_side as sides
+from pycollective.torch.device_side import DeviceSide, nccl
 from pycollective.torch.serving import backend_of, own_backend
 
 # How long a process that ends without destroy_process_group waits for calls that nobody waited for,
@@ -29,23 +31,31 @@ def register() -> None:
     """Register the backend with torch.distributed; a second time changes nothing."""
     if "pycollective" in dist.Backend.backend_list:
         return
-    dist.Backend.register_backend("pycollective", _create, extended_api=True, devices=["cpu"])
-    SHUTDOWN.add(_let_operations_end, _torch.CompletionThreads.end_all)
+    devices = ["cpu", "cuda"]
+    dist.Backend.register_backend("pycollective", _create, extended_api=True, devices=devices)
+    SHUTDOWN.add(_let_operations_end, _end_threads)
 
 
-def _create(options: Any, _: object) -> _torch.Backend:
+def _create(options: Any, pg_options: Any) -> _torch.Backend:
     """Called by torch.distributed; `options`: its _DistributedBackendOptions."""
     ranks = options.global_ranks_in_group
+    where = options.store, options.group_rank, options.group_size, options.timeout
+    carrier = nccl(pg_options, ranks, options.group_id)
     # The first group is the world; the others' ranks are numbered in it.
     world = dist.get_world_size() if dist.is_initialized() else options.group_size
     hosts = bootstrap.simulated_hosts(world)
     if hosts and ranks:
         hosts = number_hosts([hosts[rank] for rank in ranks])
-    return create(options.store, options.group_rank, options.group_size, options.timeout, hosts)
+    return create(*where, hosts, DeviceSide(*where, ranks, carrier))
 
 
 def create(
-    store: dist.Store, rank: int, size: int, timeout: timedelta, hosts: Sequence[int] = ()
+    store: dist.Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    hosts: Sequence[int] = (),
+    device_side: DeviceSide | None = None,
 ) -> _torch.Backend:
     """Join a group of `size` ranks that meet in `store`, and make the backend over it.
 
@@ -55,14 +65,17 @@ def create(
         size: ranks in the group.
         timeout: how long joining, and later each operation, may take.
         hosts: the host of each rank; without it, it is found out.
+        device_side: the part for tensors on devices; without it, over NCCL.
 
     Raises:
         ConfigurationError: the ranks cannot make a group; says why.
         CollectiveTimeout: not every rank came; names the absent ranks.
     """
     limit = timeout.total_seconds()
+    if device_side is None:
+        device_side = DeviceSide(store, rank, size, timeout, (), nccl(None, (), ""))
     communicator = bootstrap.join(store, rank, size, limit, hosts)
-    return _torch.Backend(communicator, _torch.CompletionThreads(rank, limit))
+    return _torch.Backend(communicator, _torch.CompletionThreads(rank, limit), device_side)
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
@@ -134,6 +147,11 @@ def _backend_of(group: dist.ProcessGroup | None, call: str) -> _torch.Backend:
             "new_group(backend='pycollective')"
         )
     return own
+
+
+def _end_threads() -> None:
+    sides.end_all()
+    _torch.CompletionThreads.end_all()
 
 
 def _let_operations_end() -> None:

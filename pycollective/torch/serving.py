@@ -29,9 +29,27 @@ def is_gloo(group: dist.ProcessGroup) -> bool:
 
 
 def own_backend(group: dist.ProcessGroup, device: torch.device) -> Any:
-    """The backend pycollective that serves tensors on such a device; None where another does."""
+    """The backend pycollective whose engine serves tensors on such a device, which is the CPU.
+
+    None where another backend does, or where the backend's calls are ordered ones (`device_side`).
+    """
+    backend = _pycollective(group, device)
+    return None if backend is None or _on_devices(backend, device) else backend
+
+
+def device_side(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """The `DeviceSide` of the backend pycollective that serves such a device; None elsewhere."""
+    backend = _pycollective(group, device)
+    return backend.device_side if backend is not None and _on_devices(backend, device) else None
+
+
+def _pycollective(group: dist.ProcessGroup, device: torch.device) -> Any:
     backend, shim = backend_of(group, device), loading.loaded()
     return backend if shim is not None and isinstance(backend, shim.Backend) else None
+
+
+def _on_devices(backend: Any, device: torch.device) -> bool:
+    return device.type != "cpu" or backend.device_side.takes_cpu
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:

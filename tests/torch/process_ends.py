@@ -26,11 +26,13 @@ import numpy as np
 import torch
 import torch._dynamo  # DDP does, in each fork unless it is there
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 
 import pycollective as pc
 import pycollective.torch
 from pycollective.torch import backend, ordered
 from tests.harness import thread_names
+from tests.torch import device_side  # noqa: F401  registers "on_device"
 
 ROUND_LIMIT = 60.0  # seconds until it counts as a hang, and is aborted
 ABORT_LIMIT = 5.0  # from then until it is killed
@@ -60,6 +62,13 @@ def join_gloo(rank, size, path):
     """Gloo's process group, over which ordered calls go."""
     dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=rank, world_size=size)
     ordered.all_reduce(torch.ones(3))
+
+
+def join_device_side(rank, size, path):
+    """The backend as tensors of devices see it."""
+    store = dist.FileStore(path, size)
+    dist.init_process_group("on_device", store=store, rank=rank, world_size=size)
+    dist.all_reduce(torch.ones(3))
 
 
 # Each way, and the statuses with which its ranks may end. (With 1 where a peer left or aborted.)
@@ -273,6 +282,27 @@ def ordered_destroyed(rank, size):
 
 @way(0, join=join_gloo)
 def ordered_trained(rank, size):
+    model = torch.nn.Linear(32, 10).to(torch.bfloat16)
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+    ddp.register_comm_hook(None, ordered.hook)
+    ddp(torch.randn(8, 32, dtype=torch.bfloat16)).sum().backward()
+    if rank % 2:
+        dist.destroy_process_group()
+
+
+@way(0, join=join_device_side)
+def device_side_left(rank, size):
+    """Works and futures of Python's in the hands of C++, and a group that nobody destroys."""
+    global kept
+    works = [dist.all_reduce(torch.ones(9_000), async_op=True) for _ in range(20)]
+    works.append(dist.broadcast(torch.ones(9), 0, async_op=True))
+    functional.all_reduce(torch.ones(9), "avg", dist.group.WORLD)  # torch's own registry has it
+    kept = works, [each.get_future() for each in works]
+
+
+@way(0, join=join_device_side)
+def device_side_trained(rank, size):
+    """A hook's works end on the threads of autograd."""
     model = torch.nn.Linear(32, 10).to(torch.bfloat16)
     ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
     ddp.register_comm_hook(None, ordered.hook)

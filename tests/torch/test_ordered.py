@@ -655,7 +655,7 @@ def test_as_on_a_device_works_ask_the_device(pool):
 
 def test_a_device_without_a_number_is_the_current_one():
     module = mock.Mock(**{"current_device.return_value": 3})
-    group = mock.Mock()
+    group = mock.Mock(_device_types=[])
     with (
         mock.patch.object(torch, "get_device_module", return_value=module),
         mock.patch.object(calls, "_checked_group", return_value=group),

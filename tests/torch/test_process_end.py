@@ -21,6 +21,7 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
 USUAL = [
     *("futures_left", "trained", "exception", "slow_callback", "daemons_wait"),
     *("plain_daemon_loop", "ordered_left", "ordered_alone", "ordered_destroyed", "ordered_trained"),
+    *("device_side_left", "device_side_trained"),
 ]
 
 

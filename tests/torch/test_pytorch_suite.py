@@ -6,6 +6,7 @@ All of them: make test-torch-suite.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -36,13 +37,25 @@ test_sparse_all_reduce_sum test_static_graph_api_cpu
 """.split()  # noqa: SIM905
 
 
+# What Gloo inside cannot do: lists of unequal tensors; and ranks that are late for its making fail
+# with its store's words.
+NOT_ON_DEVICES = {
+    *("test_all_to_all_complex", "test_all_to_all_group", "test_barrier_timeout_full_group"),
+}
+
+
 @pytest.mark.storm
 @pytest.mark.timeout(420)
-def test_pytorchs_own_tests_pass():
-    command = [sys.executable, "-m", "tests.torch.pytorch_suite.running", *CHOSEN]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)
+@pytest.mark.parametrize("backend", ["pycollective", "on_device"])
+def test_pytorchs_own_tests_pass(backend):
+    chosen = [each for each in CHOSEN if backend != "on_device" or each not in NOT_ON_DEVICES]
+    command = [sys.executable, "-m", "tests.torch.pytorch_suite.running", *chosen]
+    environment = {**os.environ, "PYCOLLECTIVE_SUITE_BACKEND": backend}
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=400, check=True
+    )
     outcomes = json.loads(ended.stdout.splitlines()[-1])
-    assert set(outcomes) == set(CHOSEN)
+    assert set(outcomes) == set(chosen)
     assert {name: why for name, (how, why) in outcomes.items() if how != "passed"} == {}
 
 

@@ -129,7 +129,7 @@ REFUSALS = {
     ),
     "monitored_barrier is only implemented for GLOO backend": (ValueError, dist.monitored_barrier),
     "split": (RuntimeError, lambda: dist.split_group(WORLD(), [[0, 1]])),
-    "takes CPU tensors, not one on meta": (
+    "takes tensors on the CPU or on a CUDA device, all of a call on one, not one on meta": (
         NotImplementedError,
         lambda: backend_of(WORLD()).allreduce([ones(2, device="meta")]),
     ),

@@ -17,7 +17,7 @@ from pycollective.shim import loading
 from pycollective.torch.ordered.group import OrderedGroup
 from pycollective.torch.ordered.pieces import Call
 from pycollective.torch.ordered.work import Work
-from pycollective.torch.serving import own_backend
+from pycollective.torch.serving import device_side, own_backend
 from pycollective.torch.streams import streams_of
 from pycollective.triton.formats import name_of
 
@@ -82,7 +82,7 @@ def all_reduce(
             into the tensor.
     """
     tensors = _list_of(tensor)
-    _check(tensors, op, narrow, narrow_check)
+    check(tensors, op, narrow, narrow_check)
     found = _checked_group(group)
     if own_backend(found, tensors[0].device) is not None:  # whose bits are the contract's already
         works = [dist.all_reduce(each, _REDUCE_OPS[_name(op)], found, async_op) for each in tensors]
@@ -116,28 +116,9 @@ def reduce_scatter(
         CollectiveError: as for `all_reduce`.
     """
     outs, tensors = _list_of(out), _list_of(tensor)
-    _check([*tensors, *outs], op, narrow, narrow_check)
+    check([*tensors, *outs], op, narrow, narrow_check)
     found = _checked_group(group)
-    size = dist.get_world_size(found)
-    if len(outs) != len(tensors):
-        raise ConfigurationError(
-            f"ordered.reduce_scatter: {len(outs)} outputs of {len(tensors)} inputs"
-        )
-    for part, whole in zip(outs, tensors, strict=True):
-        if part.dtype != whole.dtype or part.numel() * size != whole.numel():
-            raise ConfigurationError(
-                f"ordered.reduce_scatter over {size} ranks: an output of {part.numel()} "
-                f"{name_of(part.dtype)} does not go with an input of {whole.numel()} "
-                f"{name_of(whole.dtype)}"
-            )
-        if not part.is_contiguous():
-            raise ConfigurationError("ordered.reduce_scatter: give contiguous outputs")
-        ahead = part.data_ptr() - whole.data_ptr()
-        overlap = -part.nbytes < ahead < whole.nbytes and whole.is_contiguous()
-        if overlap and ahead != dist.get_rank(found) * part.nbytes:
-            raise ConfigurationError(
-                "ordered.reduce_scatter: an output overlaps other ranks' parts of its input"
-            )
+    check_scatter(outs, tensors, dist.get_rank(found), dist.get_world_size(found))
     if own_backend(found, tensors[0].device) is not None:
         works = [
             dist.reduce_scatter_tensor(
@@ -176,8 +157,8 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
 
     Returns:
         ``calls``; ``sent_messages`` and ``sent_bytes``, headers among them; ``buffer_bytes``, the
-        memory that is kept for later calls. All are 0 over the backend pycollective, which has
-        statistics of its own.
+        memory that is kept for later calls. All are 0 for CPU tensors over the backend
+        pycollective, which has statistics of its own.
     """
     counts = {"calls": 0, "sent_messages": 0, "sent_bytes": 0, "buffer_bytes": 0}
     for each in _groups.get(_checked_group(group), {}).values():
@@ -200,8 +181,11 @@ def group_of(group: dist.ProcessGroup | None, device: torch.device) -> OrderedGr
     with _making:
         of_devices = _groups.setdefault(found, {})
         if device not in of_devices:
-            streams = streams_of(device, "ordered")
-            of_devices[device] = OrderedGroup(found, device, streams)
+            side = device_side(found, device)
+            if side is not None:
+                of_devices[device] = side.ordered(device)
+            else:
+                of_devices[device] = OrderedGroup(found, device, streams_of(device, "ordered"))
         return of_devices[device]
 
 
@@ -339,8 +323,11 @@ def _name(op: Any) -> str:
     )
 
 
-def _check(
-    tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None, narrow_check: str
+def check(
+    tensors: Sequence[torch.Tensor],
+    op: Any,
+    narrow: torch.dtype | None = None,
+    narrow_check: str = "host",
 ) -> None:
     """Refuse what the contract does not have, before anything is sent."""
     name = _name(op)
@@ -376,6 +363,31 @@ def _check(
             raise ConfigurationError(
                 f"ordered: {name} of {name_of(each.dtype)} cannot travel as {name_of(narrow)}; "
                 "sum, avg and prod of float32 can, as a float of less than 32 bits"
+            )
+
+
+def check_scatter(
+    outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], rank: int, size: int
+) -> None:
+    """Refuse what is no reduce-scatter over so many ranks, of what `check` has let pass."""
+    if len(outs) != len(tensors):
+        raise ConfigurationError(
+            f"ordered.reduce_scatter: {len(outs)} outputs of {len(tensors)} inputs"
+        )
+    for part, whole in zip(outs, tensors, strict=True):
+        if part.dtype != whole.dtype or part.numel() * size != whole.numel():
+            raise ConfigurationError(
+                f"ordered.reduce_scatter over {size} ranks: an output of {part.numel()} "
+                f"{name_of(part.dtype)} does not go with an input of {whole.numel()} "
+                f"{name_of(whole.dtype)}"
+            )
+        if not part.is_contiguous():
+            raise ConfigurationError("ordered.reduce_scatter: give contiguous outputs")
+        ahead = part.data_ptr() - whole.data_ptr()
+        overlap = -part.nbytes < ahead < whole.nbytes and whole.is_contiguous()
+        if overlap and ahead != rank * part.nbytes:
+            raise ConfigurationError(
+                "ordered.reduce_scatter: an output overlaps other ranks' parts of its input"
             )
 
 

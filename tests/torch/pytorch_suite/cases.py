@@ -18,7 +18,9 @@ from typing import Any
 
 from tests.torch.pytorch_suite import RANKS, is_unskipped
 
-ENV_BACKEND = "PYCOLLECTIVE_SUITE_BACKEND"  # "pycollective", or "gloo" to compare with
+# "pycollective"; "on_device", its side for devices with Gloo inside; or "gloo" to compare with.
+ENV_BACKEND = "PYCOLLECTIVE_SUITE_BACKEND"
+BACKEND = os.environ.get(ENV_BACKEND, "pycollective")
 
 os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), RANK="0")
 
@@ -27,6 +29,7 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 import pycollective.torch  # noqa: E402, F401
+from tests.torch import device_side  # noqa: E402, F401  registers "on_device"
 
 _make = c10d._new_process_group_helper
 _profiled = distributed_test.get_profiling_event
@@ -34,7 +37,7 @@ _profiled = distributed_test.get_profiling_event
 
 def _made(size: int, rank: int, ranks: list[int], backend: str, *rest: Any, **named: Any) -> Any:
     """A process group of pycollective's, which Python calls "gloo"."""
-    group, store = _make(size, rank, ranks, backend.replace("gloo", "pycollective"), *rest, **named)
+    group, store = _make(size, rank, ranks, backend.replace("gloo", BACKEND), *rest, **named)
     if store is not None:
         c10d._world.pg_map[group] = (c10d.Backend(backend), store)
     return group, store
@@ -75,5 +78,5 @@ for _name in filter(is_unskipped, dir(Suite)):
     setattr(Unskipped, _name, _unskipped(getattr(Suite, _name)))
 
 
-if os.environ.get(ENV_BACKEND, "pycollective") == "pycollective":
+if BACKEND != "gloo":
     stand_in()
