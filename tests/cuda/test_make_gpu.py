@@ -291,6 +291,13 @@ def test_the_check_of_bits_works_over_gloo():
     ]
 
 
+@pytest.mark.storm  # trains, and compiles
+def test_the_check_of_the_backend_works_over_gloo():
+    found = over_gloo("backend", "1")
+    assert {row["wrong"] for row in found.values()} == {0}
+    assert all(row["cases"] > 0 for row in found.values())
+
+
 @pytest.mark.storm  # two processes that import torch and Triton
 def test_the_benchmark_over_nccl_works_over_gloo():
     rows = shown.over_nccl(over_gloo("ordered", "2"))
@@ -408,7 +415,7 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
         assert "the driver is the stand-in" in reasons[name]
     for name in ("reduce", "quantized", "sparse"):
         assert reasons[f"Triton {name}"] == "torch is not there, or finds no GPU"
-    for name in ("bits of ordered calls", "ordered", "price", "FSDP2", "DDP"):
+    for name in ("bits of ordered calls", "ordered", "price", "the backend", "FSDP2", "DDP"):
         over_nccl = f"{name} over NCCL, 2 processes on one GPU"
         assert reasons[over_nccl] == "torch is not there, or finds no GPU"
     why_not = "without MPS: the driver is the stand-in"
