@@ -56,7 +56,7 @@ class Header:
             _OPS.index(self.op),
             self.count,
             self._narrow_word,
-            self.fits,
+            int(self.fits),  # launches tell numbers from tensors by their type
         )
 
     @property
