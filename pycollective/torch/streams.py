@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -49,8 +49,7 @@ class Streams:
         self._module = torch.get_device_module(device)
         self._stream = self._module.Stream(device, priority=-1)
 
-    @contextmanager
-    def behind_caller(self, *tensors: torch.Tensor) -> Iterator[None]:
+    def behind_caller(self, *tensors: torch.Tensor) -> AbstractContextManager[Any]:
         """Run the block's work behind what the caller's stream has been given.
 
         Args:
@@ -67,8 +66,7 @@ class Streams:
         self._stream.wait_stream(self._module.current_stream(self._device))
         for each in tensors:
             each.record_stream(self._stream)
-        with self.entered():
-            yield
+        return self.entered()
 
     def entered(self) -> AbstractContextManager[Any]:
         """Make it the current stream in a block, and wait for nothing."""

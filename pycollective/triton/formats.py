@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16)
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+@functools.cache
 def name_of(dtype: torch.dtype) -> str:
     """The contract's name of torch's dtype; others have none there."""
     return str(dtype).removeprefix("torch.")

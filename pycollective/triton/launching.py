@@ -58,27 +58,30 @@ class Launcher:
 
         Args:
             programs: how many.
-            args: the kernel's arguments that are no constexprs: tensors, integers and floats. The
-                first is a tensor, on the device that works; others may be in the host's pinned
-                memory, which has the same addresses there. As for torch's operations, memory must
-                not be given to another stream until the device is done.
+            args: the kernel's arguments that are no constexprs: tensors, integers and floats; an
+                argument is always a tensor, or always a number. The first is a tensor, on the
+                device that works; others may be in the host's pinned memory, which has the same
+                addresses there. As for torch's operations, memory must not be given to another
+                stream until the device is done.
 
         Raises:
             TypeError: an integer's value might be compiled in.
         """
         device = args[0].get_device()
-        kind: list[object] = [device]
+        kind: list[object] = [device]  # and what is not an integer of 32 bits
         values: list[int | float] = []
         for each in args:
             if type(each) is int:
-                kind.append(32 if -_INT32 <= each < _INT32 else each >> 63)
+                if not -_INT32 <= each < _INT32:
+                    kind.append((len(values), each >> 63))
                 values.append(each)
             elif type(each) is float:
-                kind.append(float)
+                kind.append((len(values), float))
                 values.append(each)
             else:
                 address = each.data_ptr()
-                kind += (each.dtype, address % 16 == 0)
+                kind.append(each.dtype)
+                kind.append(address % 16 == 0)
                 values.append(address)
         key = tuple(kind)
         kept = self._kept.get(key)

@@ -84,10 +84,10 @@ def all_reduce(
     tensors = _list_of(tensor)
     check(tensors, op, narrow, narrow_check)
     found = _checked_group(group)
-    if own_backend(found, tensors[0].device) is not None:  # whose bits are the contract's already
+    ordered = ordered_over(found, tensors[0].device)
+    if ordered is None:
         works = [dist.all_reduce(each, _REDUCE_OPS[_name(op)], found, async_op) for each in tensors]
         return _of_all(works, tensor) if async_op else None
-    ordered = group_of(group, tensors[0].device)
     return all_reduce_over(ordered, tensor, _name(op), async_op, narrow, narrow_check)
 
 
@@ -119,7 +119,8 @@ def reduce_scatter(
     check([*tensors, *outs], op, narrow, narrow_check)
     found = _checked_group(group)
     check_scatter(outs, tensors, dist.get_rank(found), dist.get_world_size(found))
-    if own_backend(found, tensors[0].device) is not None:
+    ordered = ordered_over(found, tensors[0].device)
+    if ordered is None:
         works = [
             dist.reduce_scatter_tensor(
                 part, whole.contiguous().view(-1), _REDUCE_OPS[_name(op)], found, async_op
@@ -127,7 +128,6 @@ def reduce_scatter(
             for part, whole in zip(outs, tensors, strict=True)
         ]
         return _of_all(works, out) if async_op else None
-    ordered = group_of(found, tensors[0].device)
     return reduce_scatter_over(ordered, out, tensor, _name(op), async_op, narrow, narrow_check)
 
 
@@ -189,6 +189,14 @@ def group_of(group: dist.ProcessGroup | None, device: torch.device) -> OrderedGr
         return of_devices[device]
 
 
+def ordered_over(group: dist.ProcessGroup, device: torch.device) -> OrderedGroup | None:
+    """The ordered reductions of a checked group; None where its backend has the contract's bits."""
+    made = _groups.get(group, {}).get(device)  # the backend is asked once, for that takes a while
+    if made is None and own_backend(group, device) is None:
+        made = group_of(group, device)
+    return made
+
+
 # --- Issuing what was checked.
 
 
@@ -227,11 +235,13 @@ def reduce_scatter_over(
     calls = []
     for numbers in _by_dtype(tensors):
         parts = [_flat(_real(outs[i])) for i in numbers]
-        rows = [_real(tensors[i].contiguous()).view(ordered.size, -1) for i in numbers]
-        alone = len(numbers) == 1
-        results = parts[0] if alone else torch.cat(parts)
-        leaves = rows[0] if alone else torch.cat(rows, dim=1)
-        done = (lambda: None) if alone else _splitter(results, parts)
+        wholes = [_flat(_real(tensors[i].contiguous())) for i in numbers]
+        if len(numbers) == 1:
+            results, leaves, done = parts[0], wholes[0], _nothing
+        else:
+            results = torch.cat(parts)
+            leaves = torch.cat([each.view(ordered.size, -1) for each in wholes], dim=1)
+            done = _splitter(results, parts)
         small = narrow if leaves.dtype != narrow else None
         calls.append(Call("reduce_scatter", op, _flat(leaves), results, small, narrow_check, done))
     return _issue(ordered, calls, out, async_op)
@@ -301,7 +311,9 @@ def _waited(done: Any, value: Tensors) -> Tensors:
 
 
 def _list_of(tensor: Tensors) -> list[torch.Tensor]:
-    tensors = [tensor] if isinstance(tensor, torch.Tensor) else list(tensor)
+    if isinstance(tensor, torch.Tensor):
+        return [tensor]
+    tensors = list(tensor)
     if not tensors or not all(isinstance(each, torch.Tensor) for each in tensors):
         raise ConfigurationError("ordered: give a tensor, or a list of at least one")
     return tensors
@@ -346,8 +358,9 @@ def check(
                 "ordered: a lazy conjugate or negative, whose memory does not have its signs; "
                 "give tensor.resolve_conj().resolve_neg()"
             )
-        shared = any(each.stride(i) == 0 and each.shape[i] > 1 for i in range(each.dim()))
-        if shared and each.numel():
+        if not each.is_contiguous() and any(
+            each.stride(i) == 0 and each.shape[i] > 1 for i in range(each.dim())
+        ):
             raise ConfigurationError(
                 "ordered: an expanded tensor, whose elements share memory; give a copy"
             )
@@ -417,13 +430,15 @@ def _real_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     """Its memory as real numbers, without autograd."""
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor's memory; its own strides may be anything where it has one element."""
-    return tensor.as_strided((tensor.numel(),), (1,))
+    is_flat = tensor.dim() == 1 and tensor.stride(0) == 1
+    return tensor if is_flat else tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -438,9 +453,13 @@ def _pack(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], N
     """Tensors of one dtype as one flat tensor, and what brings the results back to them."""
     parts = [_real(each) for each in tensors]
     if len(parts) == 1 and parts[0].is_contiguous():
-        return _flat(parts[0]), lambda: None
+        return _flat(parts[0]), _nothing
     flat = torch.cat([each.reshape(-1) for each in parts])
     return flat, _splitter(flat, parts)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _splitter(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> Callable[[], None]:

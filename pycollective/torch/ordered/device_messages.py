@@ -35,10 +35,13 @@ class DeviceMessages:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = weakref.ref(group), device
+        self._backend = backend_of(group, device)  # none: the group is one itself, in Python
         self._rank, self._size = group.rank(), group.size()
         self.names: Sequence[int] = range(self._size)
         self.most = 1
         self.issued = self.sent_messages = self.sent_bytes = 0
+        self._to_all, self._from_all = AllToAllOptions(), AllgatherOptions()
+        self._to_all.asyncOp = self._from_all.asyncOp = False
 
     @property
     def timeout(self) -> float:
@@ -47,17 +50,13 @@ class DeviceMessages:
 
     def all_to_all(self, out: torch.Tensor, data: torch.Tensor) -> None:
         """Send each rank its row of bytes, and have theirs; both ``(ranks, bytes)``."""
-        options = AllToAllOptions()
-        options.asyncOp = False
-        self._count(out[0].numel())
-        self._make(lambda backend: backend.alltoall_base(out, data, [], [], options))
+        self._count(data.numel() // self._size)
+        self._make(lambda backend: backend.alltoall_base(out, data, [], [], self._to_all))
 
     def all_gather(self, out: torch.Tensor, row: torch.Tensor) -> None:
-        """Send this row of bytes to all, and have theirs in `out`, of which it may be a part."""
-        options = AllgatherOptions()
-        options.asyncOp = False
+        """Send these bytes to all, and have theirs in `out`, of which they may be a part."""
         self._count(row.numel())
-        self._make(lambda backend: backend._allgather_base(out.view(-1), row, options))
+        self._make(lambda backend: backend._allgather_base(out, row, self._from_all))
 
     def start(self, tag: int, sends: Sequence[Message], receives: Sequence[Message]) -> Exchange:
         """Start messages; empty ones do not travel.
@@ -102,7 +101,7 @@ class DeviceMessages:
     def abort(self, reason: str) -> None:
         """Let what is under way fail."""
         if (group := self._group()) is not None:
-            self._backend(group).abort()
+            self._serving(group).abort()
 
     def failure(self, error: RuntimeError, peers: Iterable[int] = ()) -> CollectiveError:
         """What a backend's error means."""
@@ -117,7 +116,7 @@ class DeviceMessages:
     def _issue(self, exchange: Callable[[Any], Any]) -> Any:
         group = self._alive()
         try:
-            made = exchange(self._backend(group))
+            made = exchange(self._serving(group))
         except RuntimeError as error:
             raise self.failure(error) from error
         self.issued += 1
@@ -129,8 +128,8 @@ class DeviceMessages:
             raise CollectiveError("the process group was destroyed")
         return group
 
-    def _backend(self, group: dist.ProcessGroup) -> Any:
-        return backend_of(group, self._device) or group  # which is one itself, if in Python
+    def _serving(self, group: dist.ProcessGroup) -> Any:
+        return self._backend if self._backend is not None else group
 
     def _count(self, nbytes: int) -> None:
         self.sent_messages += self._size - 1

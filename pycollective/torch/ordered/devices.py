@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pycollective.errors import CollectiveError
+from pycollective.order import recipe
 from pycollective.torch.ordered import header, reduction
 from pycollective.torch.ordered.device_messages import DeviceMessages
 from pycollective.torch.ordered.header import Header
@@ -18,7 +19,6 @@ from pycollective.torch.ordered.pieces import (
     Buffers,
     Call,
     Pieces,
-    combine,
     cut,
     is_small,
     leaves_of,
@@ -48,6 +48,9 @@ class DeviceCalls:
     Where data are few, all of them go to all ranks in one exchange. Between hosts of several ranks
     headers go to all ranks first, and the rest is `Pieces`.
 
+    Attributes:
+        last: the call that was made last; None before the first.
+
     Args:
         rank: this one, in the group.
         size: of the group.
@@ -69,8 +72,8 @@ class DeviceCalls:
         self._rank, self._size, self._device = rank, size, device
         self._messages, self._buffers, self._streams = messages, buffers, streams
         self._pieces = Pieces(rank, size, messages, buffers, in_rows=True)
-        self._nodes = leaves_of(size)
-        self._last: Header | None = None
+        self._recipe = tuple(recipe((0, size), leaves_of(size)))
+        self.last: Header | None = None
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._fits = torch.ones(1, dtype=torch.int64, device=device)
         found = torch.zeros(1 + size * header.WORDS, dtype=torch.int64)
@@ -107,7 +110,7 @@ class DeviceCalls:
     def failing(self) -> Header | None:
         """The call that has failed, if one has: of which something was found, or the last one."""
         mine = self._seen[1:].reshape(self._size, header.WORDS)[self._rank].view("uint8")
-        return Header.read(mine) if self._seen[0] else self._last
+        return Header.read(mine) if self._seen[0] else self.last
 
     def raise_late(self) -> None:
         """Raise what calls before this one have found."""
@@ -138,8 +141,8 @@ class DeviceCalls:
 
     def run(self, call: Call, layout: Layout, number: int, piece: int) -> None:
         """Make a call of several ranks, on the current stream."""
-        self._last = call.header(number, fits=True)
-        head = _Head(self._last.words)
+        self.last = call.header(number, fits=True)
+        head = _Head(self.last.words)
         small = is_small(call, self._size)
         if call.narrow is not None and not small:
             narrow = self._buffers.rows("narrow", call.narrow, 1, call.leaves.numel())[0]
@@ -157,13 +160,14 @@ class DeviceCalls:
             count, most = call.leaves.numel(), max(1, piece // call.leaves.itemsize)
             for begin in range(0, count, most):
                 end = min(begin + most, count)
-                self._all_reduce(call, head, begin, end, last=end == count)
+                leaves, results = _part(call.leaves, begin, end), _part(call.results, begin, end)
+                self._all_reduce(call, head, leaves, results, last=end == count)
         else:
             each = call.results.numel()
             most = max(1, piece // call.leaves.itemsize // self._size)
             for begin in range(0, each, most):
                 end = min(begin + most, each)
-                leaves, out = call.leaves[begin:], call.results[begin:end]
+                leaves, out = _part(call.leaves, begin), _part(call.results, begin, end)
                 self._reduce_shards(call, head, leaves, each, end - begin, out, end == each)
 
     def _run_small(self, call: Call, head: _Head) -> None:
@@ -175,22 +179,27 @@ class DeviceCalls:
         at = header.BYTES + begin * leaves.itemsize
         self._combine(call, rows, at, call.results, last=True)
 
-    def _all_reduce(self, call: Call, head: _Head, begin: int, end: int, last: bool) -> None:
+    def _all_reduce(
+        self, call: Call, head: _Head, leaves: torch.Tensor, results: torch.Tensor, last: bool
+    ) -> None:
         """Reduce a piece, and bring its results to all."""
-        leaves, results = call.leaves[begin:end], call.results[begin:end]
-        shard = _aligned(-(-leaves.numel() // self._size) * leaves.itemsize) // leaves.itemsize
-        if shard * self._size == leaves.numel():
-            gathered = results.view(torch.uint8).view(self._size, -1)
+        count = leaves.numel()
+        nbytes = _aligned(-(-count // self._size) * leaves.itemsize)  # of a shard of leaves
+        shard = nbytes // leaves.itemsize
+        divides = shard * self._size == count
+        row_bytes = shard * results.itemsize
+        if divides:
+            gathered = results.view(torch.uint8)
         else:  # in memory that holds what was sent, which is there by then
-            nbytes = shard * results.itemsize
-            gathered = self._buffers.rows("sent", torch.uint8, self._size, nbytes)
-        row = gathered[self._rank]
-        mine = min(max(leaves.numel() - self._rank * shard, 0), shard)
-        out = row.view(results.dtype)[:mine]
+            gathered = self._buffers.rows("sent", torch.uint8, 1, self._size * row_bytes)[0]
+        row = gathered[self._rank * row_bytes : (self._rank + 1) * row_bytes]
+        out = row.view(results.dtype)
+        if not divides:
+            out = out[: max(count - self._rank * shard, 0)]
         self._reduce_shards(call, head, leaves, shard, shard, out, last)
         self._messages.all_gather(gathered, row)
-        if shard * self._size != leaves.numel():
-            results.copy_(gathered.view(-1).view(results.dtype)[: results.numel()])
+        if not divides:
+            results.copy_(gathered.view(results.dtype)[:count])
 
     def _reduce_shards(
         self,
@@ -240,15 +249,18 @@ class DeviceCalls:
         sent = self._buffers.rows("sent", torch.uint8, 1, row_bytes)
         received = self._buffers.rows("received", torch.uint8, self._size, row_bytes)
         reduction.lay_out(data, 0, data.numel(), sent, head.words, self._number, head.fits)
-        self._messages.all_gather(received, sent[0])
+        self._messages.all_gather(received, sent)
         return received
 
     def _combine(
         self, call: Call, rows: torch.Tensor, at: int, out: torch.Tensor, last: bool
     ) -> None:
         """Reduce what every rank's row has from byte `at` on, and compare the headers."""
-        leaves = rows[:, at : at + out.numel() * call.leaves.itemsize].view(call.leaves.dtype)
-        combine(call, leaves, out, self._nodes, self._size, True, self._check(rows, last))
+        dtype = call.leaves.dtype
+        stride, begin = rows.shape[1] // dtype.itemsize, at // dtype.itemsize
+        leaves = rows.view(dtype).as_strided((self._size, out.numel()), (stride, 1), begin)
+        check = self._check(rows, last)
+        reduction.reduce(leaves, out, call.op, self._recipe, self._size, dtype, True, check)
 
     def _check(self, rows: torch.Tensor, last: bool) -> reduction.Check:
         words = rows.view(torch.int64)
@@ -269,6 +281,11 @@ class _Either:
 
     def query(self) -> bool:
         return bool(self._event.query() or self._seen[0])
+
+
+def _part(x: torch.Tensor, begin: int, end: int | None = None) -> torch.Tensor:
+    whole = begin == 0 and end in (None, x.numel())
+    return x if whole else x[begin:end]  # a view takes a microsecond
 
 
 def _aligned(nbytes: int) -> int:

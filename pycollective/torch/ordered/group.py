@@ -124,15 +124,15 @@ class OrderedGroup:
         try:
             with streams.behind_caller():
                 begun = True
+                headers = []
                 for each in calls:
                     self.run(each)
+                    headers.append(way.last or each.header(self.calls, fits=True))  # of one rank
                 event = streams.event()
         except BaseException:
             if begun:  # a capture that is refused must not wait for what runs outside of it
                 streams.join_caller()
             raise
-        first = self.calls - len(calls) + 1
-        headers = [each.header(first + i, fits=True) for i, each in enumerate(calls)]
         issued = Issued(headers, event, tensors)
         self._under_way.add(issued)
         if any(each.narrow is not None and each.narrow_check == "device" for each in calls):

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pycollective.shim import loading
-from pycollective.torch.ordered.calls import all_reduce
-from pycollective.torch.serving import own_backend
+from pycollective.torch.ordered.calls import all_reduce, ordered_over
 
 _Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -32,7 +31,7 @@ def average(
         A future of the tensor. It carries the call's error.
     """
     found = dist.group.WORLD if group is None else group
-    if isinstance(found, dist.ProcessGroup) and own_backend(found, tensor.device) is not None:
+    if isinstance(found, dist.ProcessGroup) and ordered_over(found, tensor.device) is None:
         future: torch.futures.Future[torch.Tensor] = loading.loaded().average(found, tensor)
         return future
     work = all_reduce(tensor, "avg", group, async_op=True)

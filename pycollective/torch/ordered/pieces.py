@@ -93,8 +93,8 @@ class Buffers:
         if held is None or held.numel() < rows * stride:
             held = torch.empty(rows * stride, dtype=torch.uint8, device=self._device)
             self._memory[name] = held
-        whole = held[: rows * stride].view(dtype)
-        return whole.view(rows, stride // dtype.itemsize)[:, :elements]
+        typed = held if dtype == torch.uint8 else held.view(dtype)
+        return typed.as_strided((rows, elements), (stride // dtype.itemsize, 1))
 
 
 class Pieces:

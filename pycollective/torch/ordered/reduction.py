@@ -6,8 +6,10 @@ Native on CPUs, Triton or torch's own operations on devices. All give the same b
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -50,12 +52,8 @@ def lay_out(
         number: int64, ``(1,)``, on the device of all tensors: how many calls have ended.
         fits: int64, ``(1,)``, there: the header's last word. None: that of `header`.
     """
-    if _has_triton(rows.device.type):
-        from pycollective.triton import rows as kernels
-
-        kernels.lay_out(leaves, step, size, rows, header, number, fits)
-    else:
-        plain.lay_out(leaves, step, size, rows, header, number, fits)
+    kernels = _triton("rows", rows.device.type) or plain
+    kernels.lay_out(leaves, step, size, rows, header, number, fits)
 
 
 def narrowed(leaves: torch.Tensor, out: torch.Tensor, fits: torch.Tensor) -> None:
@@ -68,12 +66,8 @@ def narrowed(leaves: torch.Tensor, out: torch.Tensor, fits: torch.Tensor) -> Non
         fits: int64, ``(1,)``, becomes 1 if each leaf has exactly a value of `out`'s type, with its
             sign, or is a NaN; else 0.
     """
-    if _has_triton(out.device.type):
-        from pycollective.triton import rows as kernels
-
-        kernels.narrowed(leaves, out, fits)
-    else:
-        plain.narrowed(leaves, out, fits)
+    kernels = _triton("rows", out.device.type) or plain
+    kernels.narrowed(leaves, out, fits)
 
 
 def reduce(
@@ -107,11 +101,10 @@ def reduce(
         out.copy_(terms[0])
     else:
         rows = _rows(terms)
-        if len(terms) <= _MOST_ROWS and _has_triton(out.device.type):
-            from pycollective.triton import reduce as kernel
-
+        kernels = _triton("reduce", out.device.type)
+        if len(terms) <= _MOST_ROWS and kernels is not None:
             many = check is not None and len(check.rows) > _MOST_ROWS
-            kernel.reduce(rows, out, op, recipe, leaves, dtype, finish, None if many else check)
+            kernels.reduce(rows, out, op, recipe, leaves, dtype, finish, None if many else check)
             if check is not None and many:
                 plain.compare(out, check)
         else:
@@ -158,5 +151,8 @@ def _rows(terms: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _has_triton(device_type: str) -> bool:
-    return device_type in ("cuda", "xpu") and importlib.util.find_spec("triton") is not None
+def _triton(name: str, device_type: str) -> Any:
+    """A module of Triton's kernels; None where devices of such a type have none."""
+    if device_type not in ("cuda", "xpu") or importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module(f"pycollective.triton.{name}")
