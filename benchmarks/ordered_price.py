@@ -13,7 +13,7 @@ turns: what else runs on the machine can only add. The calls:
 - `torch`: `all_to_all_single` and `all_gather_into_tensor` of a line of bytes for each rank, which
   the backend copies: what torch itself takes for the exchanges of an all-reduce.
 
-Each call of ours is to make so many launches and exchanges as `WANTED` says, which is counted first.
+Launches and exchanges of each call of ours are counted first: they must be as in `WANTED`.
 
 Usage: python -m benchmarks.ordered_price [--out DIR] [--rounds N]
 """
@@ -40,8 +40,7 @@ from pycollective.torch.ordered import calls, reduction
 from pycollective.torch.ordered.group import OrderedGroup
 from pycollective.torch.ordered.layout import Layout
 from pycollective.torch.streams import Streams
-from pycollective.triton import reduce as kernels
-from pycollective.triton import rows
+from pycollective.triton import reduce, rows
 from tests.triton.driver import Driver, driven
 
 RANKS = (2, 8, 64)
@@ -54,37 +53,44 @@ CPU = torch.device("cpu")
 WANTED = {"1 element": (2, 1), "all_reduce": (2, 2), "reduce_scatter": (2, 1), "hook": (2, 2)}
 
 
+class Stream:
+    """Of a device that does nothing."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+
+class Event:
+    """One that has come."""
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
 class Module:
-    """Of a device, as `Streams` asks it."""
+    """Of the device, as `Streams` asks it."""
 
-    class Stream:
-        def __init__(self, *args: Any, **more: Any) -> None:
-            pass
-
-        def wait_stream(self, stream: Any) -> None:
-            pass
-
-        def wait_event(self, event: Any) -> None:
-            pass
-
-    class Event:
-        def record(self, *args: Any) -> None:
-            pass
-
-        def query(self) -> bool:
-            return True
+    Stream, Event = Stream, Event
+    _current, _entered = Stream(), contextlib.nullcontext()
 
     def current_stream(self, device: Any = None) -> Any:
-        return self._stream
+        return self._current
 
     def stream(self, stream: Any) -> Any:
         return self._entered
 
-    _stream, _entered = Stream(), contextlib.nullcontext()
-
 
 class Exchanges:
-    """Stands for the fake backend's collectives, and counts them; one is done at once."""
+    """Stands for the backend's collectives, which are done at once, and counts them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -98,15 +104,12 @@ class Exchanges:
 def no_device() -> Iterator[tuple[Driver, Exchanges]]:
     """The CPU's tensors go the way of a device's meanwhile."""
 
-    def reduce(terms: Any, *more: Any) -> None:
-        kernels.reduce(reduction._rows(terms), *more)
-
     made = Exchanges()
+    kernels = {"reduce": reduce, "rows": rows}
     backend = type(dist.group.WORLD._get_backend(CPU))
     with driven() as driver, contextlib.ExitStack() as stack:
         for owner, name, value in [
-            (reduction, "_triton", lambda name, device_type: rows),
-            (reduction, "reduce", reduce),
+            (reduction, "_triton", lambda name, device_type: kernels[name]),
             (torch, "get_device_module", lambda device: Module()),
             (backend, "alltoall_base", made),
             (backend, "_allgather_base", made),

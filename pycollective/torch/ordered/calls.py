@@ -132,10 +132,15 @@ def reduce_scatter(
 
 
 def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
-    """Connect, over Gloo, and learn which ranks of a group share a host, as its first call would.
+    """Do before the first step what the group's first calls would do in it.
 
-    Collective over the group. On devices the host waits for the answer, here instead of in the
-    first step.
+    Collective over the group. It connects, over Gloo, and learns which ranks share a host. On
+    devices the host waits for that, and then makes six calls, of sums and averages of bfloat16,
+    float16 and float32. They compile the kernels of the group's size, which takes seconds unless
+    Triton finds them in its cache, and they let the backend connect. Later sums and averages of
+    these types compile nothing, all-reduced or reduce-scattered, of any size, where each tensor
+    begins at a multiple of 16 bytes, as torch's own do. Other types and operations are compiled in
+    their first calls, and so are tensors that begin elsewhere, and `narrow`.
 
     Args:
         group: None for the default group.

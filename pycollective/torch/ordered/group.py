@@ -40,6 +40,10 @@ from pycollective.torch.worker import Worker
 
 # Bytes of a piece. Smaller ones cost more by their messages than they gain.
 _PIECE = 64 << 20
+# What `prepare` calls: reductions of gradients that are not small.
+_PREPARED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_PREPARED_OPS = ("sum", "avg")
+_PREPARED_BYTES = 64 << 10
 # Seconds for peers to tell what they have called, once a call has failed.
 _TELLING = 1.0
 
@@ -158,11 +162,21 @@ class OrderedGroup:
     def prepare(self) -> None:
         """Learn which ranks share hosts, unless it is known. Collective over the group.
 
+        On a device calls are made, too, on the current stream, so that kernels are compiled. They
+        are those of gradients: later ones of other sizes have the same kernels.
+
         Raises:
             CollectiveError, ConfigurationError: as for `run`.
         """
         with self._alone("prepare"):
             self._learn_layout()
+        if self.streams is not None:
+            for dtype in _PREPARED_DTYPES:
+                zeros = torch.zeros(
+                    _PREPARED_BYTES // dtype.itemsize, dtype=dtype, device=self.device
+                )
+                for op in _PREPARED_OPS:
+                    self.run(Call("all_reduce", op, zeros, zeros))
 
     def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Send each rank its row of bytes, and have theirs, on CPUs.

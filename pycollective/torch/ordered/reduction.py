@@ -93,7 +93,9 @@ def reduce(
         finish: whether `out` is the result.
         check: headers to compare by the way, see `Check`; also of an empty `out`.
     """
-    if out.device.type == "cpu":
+    device_type = out.device.type
+    kernels = _triton("reduce", device_type)
+    if kernels is None and device_type == "cpu":
         _reduce_here(list(terms), out, op, recipe, leaves, dtype, finish)
         if check is not None:
             plain.compare(out, check)
@@ -101,7 +103,6 @@ def reduce(
         out.copy_(terms[0])
     else:
         rows = _rows(terms)
-        kernels = _triton("reduce", out.device.type)
         if len(terms) <= _MOST_ROWS and kernels is not None:
             many = check is not None and len(check.rows) > _MOST_ROWS
             kernels.reduce(rows, out, op, recipe, leaves, dtype, finish, None if many else check)
