@@ -658,7 +658,7 @@ def test_a_device_without_a_number_is_the_current_one():
     group = mock.Mock(_device_types=[])
     with (
         mock.patch.object(torch, "get_device_module", return_value=module),
-        mock.patch.object(calls, "_checked_group", return_value=group),
+        mock.patch.object(calls, "checked_group", return_value=group),
         mock.patch.object(calls, "streams_of"),
         mock.patch.object(calls, "OrderedGroup") as made,
     ):

@@ -83,7 +83,7 @@ def all_reduce(
     """
     tensors = _list_of(tensor)
     check(tensors, op, narrow, narrow_check)
-    found = _checked_group(group)
+    found = checked_group(group)
     ordered = ordered_over(found, tensors[0].device)
     if ordered is None:
         works = [dist.all_reduce(each, _REDUCE_OPS[_name(op)], found, async_op) for each in tensors]
@@ -117,7 +117,7 @@ def reduce_scatter(
     """
     outs, tensors = _list_of(out), _list_of(tensor)
     check([*tensors, *outs], op, narrow, narrow_check)
-    found = _checked_group(group)
+    found = checked_group(group)
     check_scatter(outs, tensors, dist.get_rank(found), dist.get_world_size(found))
     ordered = ordered_over(found, tensors[0].device)
     if ordered is None:
@@ -149,7 +149,7 @@ def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str =
     Raises:
         ConfigurationError, CollectiveError: as for `all_reduce`.
     """
-    found = _checked_group(group)
+    found = checked_group(group)
     if own_backend(found, torch.device(device)) is None:
         ordered = group_of(found, torch.device(device))
         streams = ordered.streams
@@ -166,7 +166,7 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
         pycollective, which has statistics of its own.
     """
     counts = {"calls": 0, "sent_messages": 0, "sent_bytes": 0, "buffer_bytes": 0}
-    for each in _groups.get(_checked_group(group), {}).values():
+    for each in _groups.get(checked_group(group), {}).values():
         for name, value in each.stats().items():
             counts[name] += value
     return counts
@@ -174,7 +174,7 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
 
 def group_of(group: dist.ProcessGroup | None, device: torch.device) -> OrderedGroup:
     """The ordered reductions of a group, made when they are first asked for."""
-    found = _checked_group(group)
+    found = checked_group(group)
     if device.type == "cpu":
         device = torch.device("cpu")  # whatever its number
     elif device.index is None:
@@ -416,7 +416,8 @@ def _may_travel_as(narrow: torch.dtype, dtype: torch.dtype, op: str) -> bool:
     return small and (adds or dtype == narrow)
 
 
-def _checked_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def checked_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or the default group; refused where this rank cannot call it."""
     if not dist.is_initialized():
         raise ConfigurationError("ordered: call init_process_group first")
     found = dist.group.WORLD if group is None else group

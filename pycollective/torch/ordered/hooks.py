@@ -12,7 +12,12 @@ import torch
 import torch.distributed as dist
 
 from pycollective.shim import loading
-from pycollective.torch.ordered.calls import all_reduce, ordered_over
+from pycollective.torch.ordered.calls import (
+    all_reduce_over,
+    check,
+    checked_group,
+    ordered_over,
+)
 
 _Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -30,11 +35,13 @@ def average(
     Returns:
         A future of the tensor. It carries the call's error.
     """
-    found = dist.group.WORLD if group is None else group
-    if isinstance(found, dist.ProcessGroup) and ordered_over(found, tensor.device) is None:
+    found = checked_group(group)
+    ordered = ordered_over(found, tensor.device)
+    if ordered is None:
         future: torch.futures.Future[torch.Tensor] = loading.loaded().average(found, tensor)
         return future
-    work = all_reduce(tensor, "avg", group, async_op=True)
+    check([tensor], "avg")
+    work = all_reduce_over(ordered, tensor, "avg", async_op=True)
     assert work is not None
     return work.get_future()
 
