@@ -80,7 +80,9 @@ def issued(layout, call, shards):
     ):
         messages = DeviceMessages(group, CPU)
         messages.most = layout.most_messages(call.kind)
-        made = pieces.Pieces(layout.rank, layout.size, messages, pieces.Buffers(CPU), True)
+        made = pieces.Pieces(
+            layout.rank, layout.size, messages, pieces.Buffers(CPU, zeroed=True), True
+        )
         with mock.patch.object(pieces, "combine"):
             results = made.reduce(call, layout, shards)
         made.send_results(call, layout, shards, results)

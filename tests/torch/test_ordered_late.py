@@ -184,6 +184,28 @@ def test_a_call_that_the_backend_ends_says_who_called_what(pool):
             assert f"all_reduce of {count} float32 (sum) as call 1" in str(error)
 
 
+def has_no_message(comm):
+    """What a call finds whose memory was another group's, and to which no message comes."""
+    with own_group(comm) as group:
+        before = OrderedGroup(group, CPU, StandInStreams())
+        before._layout = Layout(before.rank, apart(comm.size))
+        issue(before, SMALL)
+        left = {each.numel(): each for each in before._buffers._memory.values()}
+
+        with (
+            mock.patch.object(torch, "empty", lambda size, **_: left[size].clone()),
+            mock.patch.object(DeviceMessages, "all_gather"),  # the backend has ended it
+        ):
+            ordered = OrderedGroup(group, CPU, StandInStreams())
+            ordered._layout = Layout(ordered.rank, apart(comm.size))
+            return issue(ordered, SMALL).exception()
+
+
+def test_what_another_group_has_left_is_no_message(pool):
+    for error in pool(2).call(has_no_message):
+        assert str(error).startswith("nothing has come from rank(s) ")
+
+
 @pytest.mark.parametrize("said", ["soon", "0", "-1", "nan", "inf"])
 def test_seconds_that_are_none_are_refused(monkeypatch, said):
     monkeypatch.setenv("PYCOLLECTIVE_LATE_AFTER", said)

@@ -79,7 +79,7 @@ class OrderedGroup:
         self._ranks = dist.get_process_group_ranks(group) if ranks is None else ranks
         self._layout: Layout | None = None
         self._backward = -1  # the last one at whose end this raises
-        self._buffers = Buffers(device)
+        self._buffers = Buffers(device, zeroed=streams is not None)
         self._one_at_a_time = threading.Lock()
         self._messages: Messages | DeviceMessages
         self._calls: CpuCalls | DeviceCalls

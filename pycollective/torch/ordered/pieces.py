@@ -69,10 +69,16 @@ class Sender(Protocol):
 
 
 class Buffers:
-    """Memory on a device that is kept from call to call."""
+    """Memory on a device that is kept from call to call.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Args:
+        device: where it is.
+        zeroed: whether it is zero at first, so that no message seems to have come that was another
+            group's.
+    """
+
+    def __init__(self, device: torch.device, zeroed: bool) -> None:
+        self._device, self._make = device, torch.zeros if zeroed else torch.empty
         self._memory: dict[str, torch.Tensor] = {}
 
     @property
@@ -91,7 +97,7 @@ class Buffers:
         stride = -(-elements * dtype.itemsize // _ALIGNED) * _ALIGNED
         held = self._memory.get(name)
         if held is None or held.numel() < rows * stride:
-            held = torch.empty(rows * stride, dtype=torch.uint8, device=self._device)
+            held = self._make(rows * stride, dtype=torch.uint8, device=self._device)
             self._memory[name] = held
         typed = held if dtype == torch.uint8 else held.view(dtype)
         return typed.as_strided((rows, elements), (stride // dtype.itemsize, 1))
