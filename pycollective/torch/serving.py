@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -59,12 +60,19 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:
     return float(limit.total_seconds())
 
 
-def store_of(group: dist.ProcessGroup, name: str) -> dist.Store:
+def store_of(group: dist.ProcessGroup, name: str, timeout: timedelta | None = None) -> dist.Store:
     """The part of a group's store with this name, behind a client of its own where that can be.
 
     A store that waits lets no other call of the same client through.
+
+    Args:
+        group: of torch's.
+        name: of the part.
+        timeout: of the client, if it is its own; None for the store's.
     """
     store = group.get_group_store()
     with contextlib.suppress(RuntimeError):  # those written in Python cannot be cloned
         store = store.clone()  # type: ignore[attr-defined]
+        if timeout is not None:
+            store.set_timeout(timeout)
     return dist.PrefixStore(name, store)

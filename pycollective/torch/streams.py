@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -73,6 +75,11 @@ class Streams:
         found: AbstractContextManager[Any] = self._module.stream(self._stream)
         return found
 
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Make its device the current one in a block."""
+        found: AbstractContextManager[Any] = self._module.device(self._device)
+        return found
+
     def join_caller(self) -> None:
         """Let the caller's stream wait for all that runs here."""
         self._module.current_stream(self._device).wait_stream(self._stream)
@@ -86,6 +93,13 @@ class Streams:
         event = self._module.Event()
         event.record()
         return event
+
+
+def ignore_captures() -> None:
+    """Let this thread ask CUDA devices while another captures a graph, as NCCL's watchdog does."""
+    with contextlib.suppress(OSError):  # no CUDA
+        thread_local = ctypes.c_int(1)
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
 
 def streams_of(device: torch.device, whose: str) -> Streams | None:

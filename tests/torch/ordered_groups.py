@@ -109,6 +109,8 @@ class StandInStreams:
     def entered(self) -> Iterator[None]:
         yield
 
+    on_device = entered
+
     def join_caller(self) -> None:
         self.joined += 1
 

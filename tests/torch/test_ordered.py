@@ -617,8 +617,8 @@ def works_on_a_device(comm):
     made.streams.done = False
 
     def keeps(tensors):
-        oldest = made._under_way.oldest()
-        return {each.data_ptr() for each in tensors} <= {e.data_ptr() for e in oldest.tensors}
+        newest = made._under_way.newest()
+        return {each.data_ptr() for each in tensors} <= {e.data_ptr() for e in newest.tensors}
 
     tensors = [torch.ones(3), torch.ones(4, 2).t(), torch.ones(5, dtype=torch.int32)]
     with mock.patch.object(calls, "group_of", return_value=made):
@@ -631,21 +631,21 @@ def works_on_a_device(comm):
         joined = made.streams.joined
         assert work.wait()
         assert made.streams.joined == joined + 1  # the caller's stream waits, and the host does not
-        assert made._under_way.oldest().tensors == ()
+        assert made._under_way.newest().tensors == ()
         made.streams.done = True
         assert work.is_completed()
         assert work.is_success()
         assert work.exception() is None
         assert len(work.get_future().wait()) == len(tensors)
         assert all(a is b for a, b in zip(work.result(), tensors, strict=True))
-        assert made._under_way.oldest() is None
+        assert made._under_way.newest() is None
         made.streams.done = False
         parts = [torch.empty(1), torch.empty(2)]
         whole = [torch.ones(comm.size), torch.ones(2 * comm.size)]
         ordered.reduce_scatter(parts, whole, "sum", group, async_op=True)  # nobody waits
         assert keeps(parts)
         made.streams.done = True
-        assert made._under_way.oldest() is None
+        assert made._under_way.newest() is None
     assert all((each == comm.size).all() for each in (*tensors, *parts))
 
 

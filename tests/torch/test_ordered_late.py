@@ -17,8 +17,10 @@ from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError
 from pycollective.torch.ordered import late, reduction
 from pycollective.torch.ordered.device_messages import DeviceMessages
 from pycollective.torch.ordered.group import OrderedGroup
+from pycollective.torch.ordered.header import Header
 from pycollective.torch.ordered.layout import Layout
 from pycollective.torch.ordered.pieces import Call
+from pycollective.torch.ordered.work import Issued, UnderWay
 from tests.harness import PerRank, await_
 from tests.joining import failing
 from tests.torch.groups import CPU
@@ -68,19 +70,21 @@ def on_threads(group, hosts):
     """Ordered calls whose device is a thread."""
     with mock.patch.dict(os.environ, {"PYCOLLECTIVE_LATE_AFTER": AFTER}):
         ordered = OrderedGroup(group, CPU, ThreadStreams())
-    ordered._layout = Layout(ordered.rank, hosts)
+    if hosts is not None:
+        ordered._layout = Layout(ordered.rank, hosts)
     return ordered
 
 
-def issue(ordered, count, op="sum"):
+def issue(ordered, count, narrow=None):
     tensor = torch.ones(count)
-    return ordered.issue([Call("all_reduce", op, tensor, tensor)], tensor, [tensor])
+    return ordered.issue([Call("all_reduce", "sum", tensor, tensor, narrow)], tensor, [tensor])
 
 
 def waits_for_sizes(comm, count):
     """What a rank is told of a call that its backend waits in for ever, and of the next one."""
     with own_group(comm, timeout=datetime.timedelta(seconds=6)) as group:
         ordered = on_threads(group, apart(comm.size))
+        ordered._messages.abort = aborted = mock.Mock()
         with ordered.streams.in_use():
             good = issue(ordered, LARGE)
             await_(good.is_completed)
@@ -89,6 +93,8 @@ def waits_for_sizes(comm, count):
             await_(lambda: work.exception() is not None)
             assert work.is_completed()
             assert not work.is_success()
+            time.sleep(3 * float(AFTER))
+            aborted.assert_called_once()
             return work.exception(), failing(work.wait)[0], failing(issue, ordered, 3)[0]
 
 
@@ -101,6 +107,48 @@ def test_a_call_that_does_not_end_says_who_called_what(pool):
                 f"rank 1 called {said[1]}, rank 2 {said[0]}" in str(error)
             )
             assert all(each in str(error) for each in said)
+
+
+def host_waits(comm, narrow):
+    """What a rank is told whose host waits for what others have called."""
+    with own_group(comm, timeout=datetime.timedelta(seconds=20)) as group:
+        ordered = on_threads(group, apart(comm.size))
+        with ordered.streams.in_use():
+            began = time.monotonic()
+            told, _ = failing(lambda: issue(ordered, LARGE, narrow).wait())
+            if told is None:
+                await_(lambda: ordered.failure is not None)
+                told = ordered.failure
+            return told, time.monotonic() - began
+
+
+def test_a_host_that_waits_hears_who_called_what(pool):
+    narrow = torch.bfloat16
+    for told, seconds in pool(3).call(host_waits, PerRank([narrow, None, narrow])):
+        assert type(told) is CollectiveMismatch, told
+        assert "as bfloat16 where that is exact" in str(told)
+        assert seconds < 10  # of 20, the group's timeout
+
+
+def stays_away(comm):
+    """Whether what is under way is ended once the host has waited for it in vain."""
+    with own_group(comm, timeout=datetime.timedelta(seconds=1)) as group:
+        if comm.rank == 1:
+            comm.barrier()
+            return None
+        ordered = on_threads(group, apart(comm.size))
+        ordered._messages.abort = aborted = mock.Mock()
+        with ordered.streams.in_use():
+            told, _ = failing(issue, ordered, LARGE, torch.bfloat16)
+        aborted.assert_called()
+        comm.barrier()
+        return told
+
+
+def test_what_a_host_has_waited_for_in_vain_is_ended(pool):
+    first, _, third = pool(3).call(stays_away)
+    for told in (first, third):
+        assert isinstance(told, CollectiveError), told
 
 
 def comes_late(comm):
@@ -128,14 +176,16 @@ def test_a_call_that_is_late_ends_as_usual(pool):
     assert not any(pool(3).call(comes_late)[::2])
 
 
-def fails_by_itself(comm, sends):
+def fails_by_itself(comm, sends, first):
     """Rank 1 has too little memory, before or behind what it sends. What ranks are told of it."""
     with own_group(comm, timeout=datetime.timedelta(seconds=6)) as group:
-        ordered = on_threads(group, apart(comm.size))
+        ordered = on_threads(group, None if first else apart(comm.size))
         aborted = mock.Mock()
         ordered._messages.abort = aborted
         with ordered.streams.in_use():
             if comm.rank != 1:
+                if first:  # the host waits for the ranks' hosts
+                    return failing(issue, ordered, LARGE)[0]
                 work = issue(ordered, LARGE)
                 await_(lambda: work.exception() is not None)
                 aborted.assert_called()
@@ -147,15 +197,17 @@ def fails_by_itself(comm, sends):
             return told
 
 
-@pytest.mark.parametrize("sends", [False, True])
-def test_a_rank_that_has_given_up_says_so(pool, sends):
-    first, own, third = pool(3).call(fails_by_itself, sends)
+@pytest.mark.parametrize(
+    ("sends", "is_first"), [(False, False), (True, False), (False, True)], ids=str
+)
+def test_a_rank_that_has_given_up_says_so(pool, sends, is_first):
+    first, own, third = pool(3).call(fails_by_itself, sends, is_first)
+    what = "prepare" if is_first else f"all_reduce of {LARGE} float32 (sum)"
     assert type(own) is CollectiveError, own
     assert "out of memory" in str(own)
     for error in (first, third):
         assert type(error) is PeerFailure, error
-        said = f"rank 1 has given up all_reduce of {LARGE} float32 (sum) as call 1: "
-        assert str(error).startswith(said)
+        assert f"rank 1 has given up {what} as call 1: " in str(error)
         assert "out of memory" in str(error)
 
 
@@ -204,6 +256,44 @@ def has_no_message(comm):
 def test_what_another_group_has_left_is_no_message(pool):
     for error in pool(2).call(has_no_message):
         assert str(error).startswith("nothing has come from rank(s) ")
+
+
+def test_devices_are_not_asked_of_calls_that_may_go_on():
+    """By the thread that looks for late calls: a program may capture a graph."""
+    under_way, event = UnderWay(), mock.Mock(**{"query.return_value": False})
+    under_way.add(Issued([], event, ()))
+    (issued,) = under_way._issued
+    assert under_way.late(issued.at - 1) is None
+    event.query.assert_not_called()
+    assert under_way.late(issued.at) is issued
+
+
+def test_a_device_that_fails_leaves_the_watch_to_others():
+    watch, seen = late._Watch(), threading.Event()
+    broken = mock.Mock(after=0.01, **{"look.side_effect": RuntimeError("an illegal access")})
+    sound = mock.Mock(after=0.01, **{"look.side_effect": lambda _: seen.set()})
+    watch.add(broken)
+    await_(lambda: broken.look.called)
+    watch.add(sound)
+    assert seen.wait(10)
+    watch.end()
+    assert not watch._thread.is_alive()
+
+
+def store_of_late_calls(comm):
+    """How long the stores of a group and of its late calls wait: seconds."""
+    with own_group(comm) as group:
+        ordered = on_threads(group, apart(comm.size))
+        before = group.get_group_store().timeout
+        ordered._late.compare([Header(1, "prepare")])
+        return (
+            ordered._late._store.timeout.total_seconds(),
+            before == group.get_group_store().timeout,
+        )
+
+
+def test_the_store_of_late_calls_answers_soon_or_never(pool):
+    assert pool(2).call(store_of_late_calls) == [(2.0, True)] * 2
 
 
 @pytest.mark.parametrize("said", ["soon", "0", "-1", "nan", "inf"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -151,10 +150,7 @@ def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str =
     """
     found = checked_group(group)
     if own_backend(found, torch.device(device)) is None:
-        ordered = group_of(found, torch.device(device))
-        streams = ordered.streams
-        with streams.behind_caller() if streams is not None else contextlib.nullcontext():
-            ordered.prepare()
+        group_of(found, torch.device(device)).prepare()
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:

@@ -55,13 +55,14 @@ class CpuCalls:
         header.compare(headers, self._rank)
         return [each.numpy().tobytes() for each in names]
 
-    def run(self, call: Call, layout: Layout, number: int, piece: int) -> None:
-        """Make a call of several ranks."""
+    def run(self, call: Call, layout: Layout, number: int, piece: int) -> Header:
+        """Make a call of several ranks. Returns what it is."""
         narrow = call.leaves.to(call.narrow) if call.narrow is not None else None
         fits = narrow is not None and _equal(narrow, call.leaves)
         small = is_small(call, self._size)
         eager = self._eager(call, layout, small, piece)
-        headers, received = self._exchange_headers(call.header(number, fits), eager)
+        made = call.header(number, fits)
+        headers, received = self._exchange_headers(made, eager)
         if header.compare(headers, self._rank) and narrow is not None:
             call = replace(call, leaves=narrow)
         if small:
@@ -75,7 +76,7 @@ class CpuCalls:
             begin = self._rank * each if call.kind == "reduce_scatter" else 0
             terms = [leaf[begin : begin + each] for leaf in received]
             combine(call, terms, call.results, leaves_of(self._size), self._size, finish=True)
-            return
+            return made
         for shards in cut(call, layout, piece):
             results = self._pieces.reduce(call, layout, shards, received)
             few = call.results.nbytes <= self._messages.eager_bytes
@@ -83,6 +84,7 @@ class CpuCalls:
                 self._all_gather_results(call.results, shards)
             else:
                 self._pieces.send_results(call, layout, shards, results)
+        return made
 
     def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Send each rank its row of bytes, and have theirs; nothing is compared."""

@@ -25,6 +25,7 @@ class DeviceMessages:
     goes over it in the same order. The group is held weakly.
 
     Attributes:
+        rank, size: of this one and of the group.
         names: of the ranks, in errors.
         most: the messages that one rank sends another in one `start`, at most, as all ranks know.
         issued: how many exchanges were issued, ever.
@@ -36,8 +37,8 @@ class DeviceMessages:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = weakref.ref(group), device
         self._backend = backend_of(group, device)  # none: the group is one itself, in Python
-        self._rank, self._size = group.rank(), group.size()
-        self.names: Sequence[int] = range(self._size)
+        self.rank, self.size = group.rank(), group.size()
+        self.names: Sequence[int] = range(self.size)
         self.most = 1
         self.issued = self.sent_messages = self.sent_bytes = 0
         self._to_all, self._from_all = AllToAllOptions(), AllgatherOptions()
@@ -50,7 +51,7 @@ class DeviceMessages:
 
     def all_to_all(self, out: torch.Tensor, data: torch.Tensor) -> None:
         """Send each rank its row of bytes, and have theirs; both ``(ranks, bytes)``."""
-        self._count(data.numel() // self._size)
+        self._count(data.numel() // self.size)
         self._make(lambda backend: backend.alltoall_base(out, data, [], [], self._to_all))
 
     def all_gather(self, out: torch.Tensor, row: torch.Tensor) -> None:
@@ -72,7 +73,7 @@ class DeviceMessages:
             numbers: dict[int, int] = {}
             for peer, each in messages:
                 number = numbers[peer] = numbers.get(peer, -1) + 1
-                way = sign * (peer - self._rank) % self._size
+                way = sign * (peer - self.rank) % self.size
                 if each.numel():
                     key = way // ways, number // together
                     groups.setdefault(key, []).append((kind, peer, each.view(torch.uint8)))
@@ -132,8 +133,8 @@ class DeviceMessages:
         return self._backend if self._backend is not None else group
 
     def _count(self, nbytes: int) -> None:
-        self.sent_messages += self._size - 1
-        self.sent_bytes += (self._size - 1) * nbytes
+        self.sent_messages += self.size - 1
+        self.sent_bytes += (self.size - 1) * nbytes
 
 
 class Exchange:

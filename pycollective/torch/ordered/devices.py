@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from pycollective.torch.ordered.pieces import (
     is_small,
     leaves_of,
 )
-from pycollective.torch.ordered.work import Issued
+from pycollective.torch.ordered.work import Issued, UnderWay
 from pycollective.torch.streams import Streams, wait_for
 
 _ALIGNED = 64  # bytes: rows that begin so are read 16 bytes at a time
@@ -52,24 +52,24 @@ class DeviceCalls:
         last: the call that was made last; None before the first.
 
     Args:
-        rank: this one, in the group.
-        size: of the group.
         device: where tensors are.
         messages: of the group.
         buffers: of the group.
         streams: of the device.
+        under_way: the group's calls.
     """
 
     def __init__(
         self,
-        rank: int,
-        size: int,
         device: torch.device,
         messages: DeviceMessages,
         buffers: Buffers,
         streams: Streams,
+        under_way: UnderWay,
     ) -> None:
-        self._rank, self._size, self._device = rank, size, device
+        self._under_way = under_way
+        rank, size = self._rank, self._size = messages.rank, messages.size
+        self._device = device
         self._messages, self._buffers, self._streams = messages, buffers, streams
         self._pieces = Pieces(rank, size, messages, buffers, in_rows=True)
         self._recipe = tuple(recipe((0, size), leaves_of(size)))
@@ -122,9 +122,7 @@ class DeviceCalls:
 
         Once one has, peers may not make the calls behind it, so those are not waited for.
         """
-        wait_for(_Either(issued.event, self._seen), self._messages.timeout, "ordered: backward")
-        if issued.error is not None:
-            raise issued.error
+        self._wait(issued, "backward")
         self.raise_late()
 
     def tell_names(self, number: int, name: torch.Tensor) -> list[bytes]:
@@ -132,17 +130,18 @@ class DeviceCalls:
 
         The host waits for that as long as the group does.
         """
-        head = _Head(Header(number, "prepare").words)
+        self.last = Header(number, "prepare")
+        head = _Head(self.last.words)
         rows = self._to_all(name.to(self._device), head, header.MESSAGE)
         self._number += 1
-        told = self._on_host(rows, "prepare")
+        told = self._on_host(rows)
         header.compare([row[: header.BYTES].numpy() for row in told], self._rank)
         return [row[header.BYTES :].numpy().tobytes() for row in told]
 
-    def run(self, call: Call, layout: Layout, number: int, piece: int) -> None:
-        """Make a call of several ranks, on the current stream."""
-        self.last = call.header(number, fits=True)
-        head = _Head(self.last.words)
+    def run(self, call: Call, layout: Layout, number: int, piece: int) -> Header:
+        """Make a call of several ranks, on the current stream. Returns what it is."""
+        made = self.last = call.header(number, fits=True)
+        head = _Head(made.words)
         small = is_small(call, self._size)
         if call.narrow is not None and not small:
             narrow = self._buffers.rows("narrow", call.narrow, 1, call.leaves.numel())[0]
@@ -169,6 +168,7 @@ class DeviceCalls:
                 end = min(begin + most, each)
                 leaves, out = _part(call.leaves, begin), _part(call.results, begin, end)
                 self._reduce_shards(call, head, leaves, each, end - begin, out, end == each)
+        return made
 
     def _run_small(self, call: Call, head: _Head) -> None:
         """All leaves to all ranks; each reduces what it keeps."""
@@ -241,7 +241,7 @@ class DeviceCalls:
     def _all_fit(self, call: Call, head: _Head) -> bool:
         """Whether all ranks' leaves fit the narrow type; the host waits for that."""
         rows = self._to_all(call.leaves[:0], head, header.BYTES)
-        told = self._on_host(rows, call.kind)
+        told = self._on_host(rows)
         return header.compare([row.numpy() for row in told], self._rank)
 
     def _to_all(self, data: torch.Tensor, head: _Head, row_bytes: int) -> torch.Tensor:
@@ -266,21 +266,36 @@ class DeviceCalls:
         words = rows.view(torch.int64)
         return reduction.Check(words, self._rank, self._found, self._number, last)
 
-    def _on_host(self, rows: torch.Tensor, what: str) -> torch.Tensor:
+    def _on_host(self, rows: torch.Tensor) -> torch.Tensor:
         """Bring rows to the host, which waits for them as long as the group does."""
+        assert self.last is not None
         there = rows.to("cpu", non_blocking=True, copy=True)
-        wait_for(self._streams.event(), self._messages.timeout, f"ordered: {what}")
+        issued = Issued([self.last], self._streams.event(), [there])
+        with self._under_way.listed(issued):
+            self._wait(issued, self.last.kind)
         return there
 
+    def _wait(self, issued: Issued, what: str) -> None:
+        """Let the host wait, until something is known to be wrong.
 
-class _Either:
-    """An event that also counts as come to once something is found."""
+        Raises:
+            CollectiveError: it is, or the group's timeout is over.
+        """
+        come = _Any(issued, self._seen)
+        wait_for(come, self._messages.timeout, f"ordered: {what}")
+        if issued.error is not None:
+            raise issued.error
 
-    def __init__(self, event: Any, seen: np.ndarray) -> None:
-        self._event, self._seen = event, seen
+
+class _Any:
+    """An event that also counts as come to once something is found, or told."""
+
+    def __init__(self, issued: Issued, seen: np.ndarray) -> None:
+        self._issued, self._seen = issued, seen
 
     def query(self) -> bool:
-        return bool(self._event.query() or self._seen[0])
+        issued = self._issued
+        return bool(issued.error is not None or self._seen[0] or issued.event.query())
 
 
 def _part(x: torch.Tensor, begin: int, end: int | None = None) -> torch.Tensor:

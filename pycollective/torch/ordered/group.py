@@ -30,6 +30,7 @@ from pycollective.torch.ordered import header
 from pycollective.torch.ordered.cpu import CpuCalls
 from pycollective.torch.ordered.device_messages import DeviceMessages
 from pycollective.torch.ordered.devices import DeviceCalls
+from pycollective.torch.ordered.header import Header
 from pycollective.torch.ordered.late import WATCH, LateCalls
 from pycollective.torch.ordered.layout import Layout, layout_of
 from pycollective.torch.ordered.messages import Messages
@@ -88,25 +89,27 @@ class OrderedGroup:
             self._calls = CpuCalls(self.rank, self.size, self._messages, self._buffers)
         else:
             self._messages = DeviceMessages(group, device)
-            place = self.rank, self.size, device
-            with streams.entered():
-                self._calls = DeviceCalls(*place, self._messages, self._buffers, streams)
             self._under_way = UnderWay()
-            self._late = LateCalls(group, self._under_way, weakref.WeakMethod(self.give_up))
+            given = self._messages, self._buffers
+            with streams.entered():
+                self._calls = DeviceCalls(device, *given, streams, self._under_way)
+            give_up = weakref.WeakMethod(self.give_up)
+            self._late = LateCalls(group, self._under_way, streams, give_up)
             WATCH.add(self._late)
         # Nothing here refers to this, so that its memory and thread go with the group at once.
         self.worker = Worker("an ordered group", self._messages.abort)
 
-    def run(self, call: Call) -> None:
-        """Make a call here and now; on a device, on the current stream.
+    def run(self, call: Call) -> Header:
+        """Make a call here and now; on a device, on the current stream. Returns what it is.
 
         Raises:
             CollectiveError: it failed, or one before it has; then the group makes no more calls.
             ConfigurationError: this process is a fork, whose messages would mix with its parent's.
         """
         with self._alone(call.kind):
-            self._run(call)
+            made = self._run(call)
         call.done()
+        return made
 
     def issue(
         self, calls: Sequence[Call], value: Any, tensors: Sequence[torch.Tensor]
@@ -130,8 +133,7 @@ class OrderedGroup:
                 begun = True
                 headers = []
                 for each in calls:
-                    self.run(each)
-                    headers.append(way.last or each.header(self.calls, fits=True))  # of one rank
+                    headers.append(self.run(each))
                 event = streams.event()
         except BaseException:
             if begun:  # a capture that is refused must not wait for what runs outside of it
@@ -168,15 +170,16 @@ class OrderedGroup:
         Raises:
             CollectiveError, ConfigurationError: as for `run`.
         """
-        with self._alone("prepare"):
+        streams = self.streams
+        behind = streams.behind_caller() if streams is not None else contextlib.nullcontext()
+        with behind, self._alone("prepare"):
             self._learn_layout()
-        if self.streams is not None:
+        if streams is not None:
             for dtype in _PREPARED_DTYPES:
-                zeros = torch.zeros(
-                    _PREPARED_BYTES // dtype.itemsize, dtype=dtype, device=self.device
-                )
+                count = _PREPARED_BYTES // dtype.itemsize
+                zeros = torch.zeros(count, dtype=dtype, device=self.device)
                 for op in _PREPARED_OPS:
-                    self.run(Call("all_reduce", op, zeros, zeros))
+                    self.issue([Call("all_reduce", op, zeros, zeros)], zeros, [zeros])
 
     def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Send each rank its row of bytes, and have theirs, on CPUs.
@@ -263,13 +266,13 @@ class OrderedGroup:
         if not isinstance(error, CollectiveError):
             # Of this rank's own, such as too little memory: peers wait for what it has not sent.
             self._late.compare(mine, True, str(self.failure))
-            if self._messages.issued > issued:
-                self._messages.abort(str(error))
-            return None
-        # The backend has ended it. Peers may have called something else.
-        until = time.monotonic() + _TELLING
-        while (found := self._late.compare(mine, True)) is None and time.monotonic() < until:
-            time.sleep(_TELLING / 20)
+            found = None
+        else:  # The backend has ended it, or it is late. Peers may have called something else.
+            until = time.monotonic() + _TELLING
+            while (found := self._late.compare(mine, True)) is None and time.monotonic() < until:
+                time.sleep(_TELLING / 20)
+        if self._messages.issued > issued:  # what goes on must not keep the caller's stream
+            self._messages.abort(str(error))
         return found
 
     def _described(self, error: BaseException, kind: str) -> CollectiveError:
@@ -279,14 +282,14 @@ class OrderedGroup:
         said = str(error) or type(error).__name__
         return how(f"{kind} number {self.calls}: {said}", self.rank, kind, self.calls)
 
-    def _run(self, call: Call) -> None:
+    def _run(self, call: Call) -> Header:
         layout = self._learn_layout()
         self._calls.raise_late()
         self.calls += 1
         if self.size == 1:
             combine(call, [call.leaves], call.results, leaves_of(1), 1, finish=True)
-        else:
-            self._calls.run(call, layout, self.calls, self.piece)
+            return call.header(self.calls, fits=True)
+        return self._calls.run(call, layout, self.calls, self.piece)
 
     def _learn_layout(self) -> Layout:
         if self._layout is None:

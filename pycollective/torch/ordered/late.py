@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import numpy as np
 import torch.distributed as dist
@@ -24,10 +25,12 @@ from pycollective.errors import CollectiveError, ConfigurationError, PeerFailure
 from pycollective.system_limits import start_thread
 from pycollective.torch.ordered import header
 from pycollective.torch.ordered.header import Header
-from pycollective.torch.ordered.work import UnderWay
+from pycollective.torch.ordered.work import Issued, UnderWay
 from pycollective.torch.serving import store_of
+from pycollective.torch.streams import Streams, ignore_captures
 
 _AFTER = 10.0  # seconds
+_ANSWER = timedelta(seconds=2)  # of the store: another rank may take back what it has told
 _JOIN = 2.0  # seconds, at the end of the process
 _FAILED = "failed: "
 
@@ -38,6 +41,7 @@ class LateCalls:
     Args:
         group: of torch's; held weakly.
         under_way: its calls.
+        streams: of the device.
         fail: gives what is told what is wrong, and aborts the group; None once that is gone.
 
     Raises:
@@ -48,9 +52,11 @@ class LateCalls:
         self,
         group: dist.ProcessGroup,
         under_way: UnderWay,
+        streams: Streams,
         fail: Callable[[], Callable[[CollectiveError], None] | None],
     ) -> None:
         self._group, self._under_way, self._fail = weakref.ref(group), under_way, fail
+        self._streams = streams
         self._rank, self._size = group.rank(), group.size()
         self._after = seconds()
         self._store: dist.Store | None = None
@@ -65,14 +71,15 @@ class LateCalls:
 
     def look(self, now: float) -> None:
         """Compare the oldest call, if it should have ended by now."""
-        oldest = self._under_way.oldest()
-        ended = math.inf if oldest is None else oldest.headers[0].number
-        with self._one_at_a_time:
-            if not self._over:
-                self._forget(ended)
-        if oldest is None or now - oldest.at < self._after:
+        if self._over:
             return
-        error, fail = self.compare(oldest.headers), self._fail()
+        with self._streams.on_device():
+            late = self._under_way.late(now - self._after)
+        with self._one_at_a_time:
+            self._forget(late)
+        if late is None:
+            return
+        error, fail = self.compare(late.headers), self._fail()
         if error is not None and fail is not None:
             self._over = True
             fail(error)
@@ -102,7 +109,7 @@ class LateCalls:
         if group is None:
             return None
         if self._store is None:
-            self._store = store_of(group, "pycollective.torch.ordered.late")
+            self._store = store_of(group, "pycollective.torch.ordered.late", _ANSWER)
         for mine in headers:
             said = _FAILED + failed if failed else np.array(mine.words).tobytes().hex()
             if self._told.get(mine.number) != said:
@@ -119,16 +126,18 @@ class LateCalls:
                     why = theirs.removeprefix(_FAILED)
                     text = f"rank {rank} has given up {mine}: {why}"
                     return PeerFailure(text, self._rank, mine.kind, mine.number)
-                rows[rank] = np.frombuffer(bytes.fromhex(theirs), np.uint8)
+                if len(theirs) == 2 * header.BYTES:  # else taken back just now
+                    rows[rank] = np.frombuffer(bytes.fromhex(theirs), np.uint8)
             try:
                 header.compare(rows, self._rank, "The backend waited for sizes that do not fit")
             except CollectiveError as error:
                 return error
         return None
 
-    def _forget(self, ended: float) -> None:
+    def _forget(self, late: Issued | None) -> None:
         """Take back what was told of calls before this one, which have ended."""
-        for number in [each for each in self._told if each < ended]:
+        first = math.inf if late is None else late.headers[0].number
+        for number in [each for each in self._told if each < first]:
             del self._told[number]
             with contextlib.suppress(RuntimeError):  # a store that cannot forget
                 assert self._store is not None
@@ -140,7 +149,8 @@ class _Watch:
 
     def __init__(self) -> None:
         self._groups: weakref.WeakSet[LateCalls] = weakref.WeakSet()
-        self._end = threading.Event()
+        self._ends = False
+        self._wake = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._process = 0
@@ -148,6 +158,7 @@ class _Watch:
     def add(self, calls: LateCalls) -> None:
         with self._lock:
             self._groups.add(calls)
+            self._wake.set()  # it may look sooner than others
             if self._process != os.getpid():  # also in a fork, which has no thread
                 self._thread = threading.Thread(
                     target=self._run, name="pycollective-late-calls", daemon=True
@@ -160,18 +171,26 @@ class _Watch:
 
     def end(self) -> None:
         """End the thread, which may be in a call of a store."""
-        self._end.set()
+        self._ends = True
+        self._wake.set()
         if self._thread is not None and self._process == os.getpid():
             self._thread.join(_JOIN)
 
     def _run(self) -> None:
+        ignore_captures()
         pause = 0.0
-        while not self._end.wait(pause):
+        while True:
+            self._wake.wait(pause)
+            if self._ends:
+                return
             with self._lock:
+                self._wake.clear()
                 groups = list(self._groups)
             pause = min([each.after / 4 for each in groups], default=_AFTER / 4)
             while groups:  # each may be freed behind its look
-                groups.pop().look(time.monotonic())
+                # A device, a store or a backend that fails is heard of by calls; others are left.
+                with contextlib.suppress(Exception):
+                    groups.pop().look(time.monotonic())
 
 
 WATCH = _Watch()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -67,7 +68,7 @@ class Work(dist.Work):
         self.wait()
 
 
-@dataclass
+@dataclass(eq=False)
 class Issued:
     """A call that was given to a device.
 
@@ -99,11 +100,28 @@ class UnderWay:
             self._sweep()
             self._issued.append(issued)
 
-    def oldest(self) -> Issued | None:
-        """The one that the device has to end next."""
+    @contextlib.contextmanager
+    def listed(self, issued: Issued) -> Iterator[None]:
+        """Keep a call in a block, in which the host waits for it."""
+        self.add(issued)
+        try:
+            yield
+        finally:
+            with self._lock, contextlib.suppress(ValueError):
+                self._issued.remove(issued)
+
+    def late(self, before: float) -> Issued | None:
+        """The one that the device has to end next, if it was issued before this moment.
+
+        The device is not asked about others: that would end the capture of a graph by the program,
+        unless the thread has said that it ignores those of others.
+        """
         with self._lock:
+            if not self._issued or self._issued[0].at > before:
+                return None
             self._sweep()
-            return self._issued[0] if self._issued else None
+            oldest = self._issued[0] if self._issued else None
+            return oldest if oldest is not None and oldest.at <= before else None
 
     def newest(self) -> Issued | None:
         """The one that the device has to end last."""
