@@ -284,12 +284,10 @@ def store_of_late_calls(comm):
     """How long the stores of a group and of its late calls wait: seconds."""
     with own_group(comm) as group:
         ordered = on_threads(group, apart(comm.size))
-        before = group.get_group_store().timeout
-        ordered._late.compare([Header(1, "prepare")])
-        return (
-            ordered._late._store.timeout.total_seconds(),
-            before == group.get_group_store().timeout,
-        )
+        theirs = group.get_group_store()
+        before = theirs.timeout
+        ordered._late.compare([Header(1, "prepare")], has_ended=True)
+        return ordered._late._store.timeout.total_seconds(), theirs.timeout == before
 
 
 def test_the_store_of_late_calls_answers_soon_or_never(pool):

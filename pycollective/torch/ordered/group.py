@@ -94,7 +94,7 @@ class OrderedGroup:
             with streams.entered():
                 self._calls = DeviceCalls(device, *given, streams, self._under_way)
             give_up = weakref.WeakMethod(self.give_up)
-            self._late = LateCalls(group, self._under_way, streams, give_up)
+            self._late = LateCalls(group, self._under_way, self._calls.found, streams, give_up)
             WATCH.add(self._late)
         # Nothing here refers to this, so that its memory and thread go with the group at once.
         self.worker = Worker("an ordered group", self._messages.abort)

@@ -41,6 +41,7 @@ class LateCalls:
     Args:
         group: of torch's; held weakly.
         under_way: its calls.
+        found: says what those that have ended have found.
         streams: of the device.
         fail: gives what is told what is wrong, and aborts the group; None once that is gone.
 
@@ -52,11 +53,12 @@ class LateCalls:
         self,
         group: dist.ProcessGroup,
         under_way: UnderWay,
+        found: Callable[[], CollectiveError | None],
         streams: Streams,
         fail: Callable[[], Callable[[CollectiveError], None] | None],
     ) -> None:
         self._group, self._under_way, self._fail = weakref.ref(group), under_way, fail
-        self._streams = streams
+        self._found, self._streams = found, streams
         self._rank, self._size = group.rank(), group.size()
         self._after = seconds()
         self._store: dist.Store | None = None
@@ -76,7 +78,8 @@ class LateCalls:
         with self._streams.on_device():
             late = self._under_way.late(now - self._after)
         with self._one_at_a_time:
-            self._forget(late)
+            if self._found() is None:  # else peers may still ask
+                self._forget(late)
         if late is None:
             return
         error, fail = self.compare(late.headers), self._fail()
