@@ -183,7 +183,6 @@ def checks(small: bool = False) -> list[Step]:
         _triton_kernels("reduce", small),
         _triton_kernels("quantized", small),
         _triton_kernels("sparse", small, shown.triton_sparse),
-        _over_nccl("the backend", "backend", small, shown.bits_over_nccl),
         _over_nccl("FSDP2", "fsdp", small, shown.trained_over_nccl),
         _over_nccl("DDP", "ddp", small, shown.trained_over_nccl),
         *_peers_of_two_processes(small),

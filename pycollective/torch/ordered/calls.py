@@ -46,9 +46,9 @@ def all_reduce(
 
     All ranks of the group make the same calls in the same order, each for tensors of the same
     sizes, dtypes and operation. Over Gloo they have connections of their own, so that other threads
-    may use the group meanwhile. Over other backends messages are the group's sends and receives,
-    under tags of their own. NCCL has no tags: where other threads use the group, give these calls
-    one of their own.
+    may use the group meanwhile. On CPUs over other backends messages are the group's sends and
+    receives, under tags of their own. On devices exchanges are collectives of the group: where
+    other threads use it, give these calls one of their own.
 
     Args:
         tensor: the input, which becomes the result; on one device, or a list of such tensors. Any
@@ -75,7 +75,7 @@ def all_reduce(
         ConfigurationError: the arguments cannot be reduced; nothing was sent.
         CollectiveMismatch: ranks called different things. On CPUs nothing of this call was used.
             On devices results that are floats are NaN, and a later call raises this; where sizes
-            differ, the backend may wait until its own timeout.
+            differ, once a call is late (`PYCOLLECTIVE_LATE_AFTER`).
         CollectiveTimeout, PeerFailure, CollectiveError: what the backend says of its messages. The
             group makes no more ordered calls. Until it is destroyed, peers may still write results
             into the tensor.

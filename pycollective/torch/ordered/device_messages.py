@@ -32,8 +32,6 @@ class DeviceMessages:
         sent_messages, sent_bytes: to other ranks.
     """
 
-    eager_bytes = 0  # of data with the headers: those of devices travel with the leaves
-
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = weakref.ref(group), device
         self._backend = backend_of(group, device)  # none: the group is one itself, in Python

@@ -19,14 +19,13 @@ from pycollective.torch.ordered.pieces import (
     Buffers,
     Call,
     Pieces,
+    aligned,
     cut,
     is_small,
     leaves_of,
 )
 from pycollective.torch.ordered.work import Issued, UnderWay
 from pycollective.torch.streams import Streams, wait_for
-
-_ALIGNED = 64  # bytes: rows that begin so are read 16 bytes at a time
 
 
 class _Head(NamedTuple):
@@ -144,7 +143,7 @@ class DeviceCalls:
         head = _Head(made.words)
         small = is_small(call, self._size)
         if call.narrow is not None and not small:
-            narrow = self._buffers.rows("narrow", call.narrow, 1, call.leaves.numel())[0]
+            narrow = torch.empty_like(call.leaves, dtype=call.narrow)
             reduction.narrowed(call.leaves, narrow, self._fits)
             told = head._replace(fits=self._fits)
             if call.narrow_check == "device":
@@ -173,7 +172,7 @@ class DeviceCalls:
     def _run_small(self, call: Call, head: _Head) -> None:
         """All leaves to all ranks; each reduces what it keeps."""
         leaves = call.leaves
-        row_bytes = max(header.MESSAGE, header.BYTES + _aligned(leaves.nbytes))
+        row_bytes = max(header.MESSAGE, header.BYTES + aligned(leaves.nbytes))
         rows = self._to_all(leaves, head, row_bytes)
         begin = self._rank * call.results.numel() if call.kind == "reduce_scatter" else 0
         at = header.BYTES + begin * leaves.itemsize
@@ -184,7 +183,7 @@ class DeviceCalls:
     ) -> None:
         """Reduce a piece, and bring its results to all."""
         count = leaves.numel()
-        nbytes = _aligned(-(-count // self._size) * leaves.itemsize)  # of a shard of leaves
+        nbytes = aligned(-(-count // self._size) * leaves.itemsize)  # of a shard of leaves
         shard = nbytes // leaves.itemsize
         divides = shard * self._size == count
         row_bytes = shard * results.itemsize
@@ -222,7 +221,7 @@ class DeviceCalls:
             out: the result; it may have less elements than a shard.
             last: whether this is the last piece.
         """
-        row_bytes = header.BYTES + _aligned(size * leaves.itemsize)
+        row_bytes = header.BYTES + aligned(size * leaves.itemsize)
         sent = self._buffers.rows("sent", torch.uint8, self._size, row_bytes)
         received = self._buffers.rows("received", torch.uint8, self._size, row_bytes)
         reduction.lay_out(leaves, step, size, sent, head.words, self._number, head.fits)
@@ -301,7 +300,3 @@ class _Any:
 def _part(x: torch.Tensor, begin: int, end: int | None = None) -> torch.Tensor:
     whole = begin == 0 and end in (None, x.numel())
     return x if whole else x[begin:end]  # a view takes a microsecond
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNED) * _ALIGNED

@@ -1,4 +1,4 @@
-"""What every rank tells all others before a call's data: what it called, and data that fit."""
+"""What every rank tells all others with a call's data, or before them: what it has called."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 
 from pycollective.dtypes import DTYPES, REDUCE_OPS
 from pycollective.errors import CollectiveMismatch, named
+from pycollective.triton.header_check import BYTES, WORDS
 
-WORDS = 8
-BYTES = 8 * WORDS
+__all__ = ["BYTES", "MESSAGE", "ROOM", "WORDS", "Header", "compare", "misfit"]
+
 MESSAGE = 2048  # bytes with which it travels, where all messages must be alike
 ROOM = MESSAGE - BYTES
 _MAGIC = 0x6F726465726564  # "ordered"

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from pycollective.order import Node, recipe
 from pycollective.torch.ordered import header, reduction
+from pycollective.torch.ordered.device_messages import DeviceMessages
 from pycollective.torch.ordered.header import Header
 from pycollective.torch.ordered.layout import Layout, Shard, offsets, spans
-from pycollective.torch.ordered.messages import LEAVES, RESULTS, Message
+from pycollective.torch.ordered.messages import LEAVES, RESULTS, Message, Messages
 from pycollective.triton.formats import name_of
 
 # Up to so many bytes of all ranks together, every rank gets all leaves and reduces all.
 _SMALL = 32 << 10
-_ALIGNED = 64  # bytes, of a row of a buffer
+_ALIGNED = 64  # bytes: rows that begin so are read 16 bytes at a time
 
 
 @dataclass
@@ -54,20 +54,6 @@ class Call:
         return Header(number, self.kind, dtype, self.op, count, narrow, self.narrow_check, fits)
 
 
-class Started(Protocol):
-    """Messages under way."""
-
-    def wait(self) -> None:
-        """Wait until all have ended; on a device its current stream waits."""
-
-
-class Sender(Protocol):
-    """Sends and receives between the ranks of a group."""
-
-    def start(self, tag: int, sends: Sequence[Message], receives: Sequence[Message]) -> Started:
-        """Start messages, all at once; empty ones do not travel."""
-
-
 class Buffers:
     """Memory on a device that is kept from call to call.
 
@@ -94,7 +80,7 @@ class Buffers:
 
     def rows(self, name: str, dtype: torch.dtype, rows: int, elements: int) -> torch.Tensor:
         """Rows of so many elements, each of which begins at a multiple of 64 bytes."""
-        stride = -(-elements * dtype.itemsize // _ALIGNED) * _ALIGNED
+        stride = aligned(elements * dtype.itemsize)
         held = self._memory.get(name)
         if held is None or held.numel() < rows * stride:
             held = self._make(rows * stride, dtype=torch.uint8, device=self._device)
@@ -115,7 +101,12 @@ class Pieces:
     """
 
     def __init__(
-        self, rank: int, size: int, sender: Sender, buffers: Buffers, in_rows: bool
+        self,
+        rank: int,
+        size: int,
+        sender: Messages | DeviceMessages,
+        buffers: Buffers,
+        in_rows: bool,
     ) -> None:
         self._rank, self._size = rank, size
         self._sender, self._buffers = sender, buffers
@@ -227,6 +218,11 @@ class Pieces:
     def _own(self, term: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """A term of this rank's own, in its row among the others if they lie in rows."""
         return row.copy_(term) if self._in_rows else term
+
+
+def aligned(nbytes: int) -> int:
+    """As many bytes, or some more, so that another row may begin behind them."""
+    return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
 def is_small(call: Call, ranks: int) -> bool:

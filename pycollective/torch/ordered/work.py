@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -158,7 +158,7 @@ class DeviceWork(dist.Work):
         value: Any,
         device: torch.device,
         streams: Streams,
-        found: Any,
+        found: Callable[[], CollectiveError | None],
     ) -> None:
         super().__init__()
         self._issued, self._value, self._found = issued, value, found
@@ -174,7 +174,7 @@ class DeviceWork(dist.Work):
         """
         if timeout is not None and timeout.total_seconds() > 0:
             wait_for(self._issued.event, timeout.total_seconds(), "an ordered call")
-        if (error := self._error()) is not None:
+        if (error := self.exception()) is not None:
             raise error
         self._streams.let_caller_wait(self._issued.event)
         self._issued.tensors = ()  # the caller's stream frees and uses them behind the call
@@ -185,11 +185,11 @@ class DeviceWork(dist.Work):
         return self._issued.error is not None or bool(self._issued.event.query())
 
     def is_success(self) -> bool:
-        return bool(self._issued.event.query()) and self._error() is None
+        return bool(self._issued.event.query()) and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """What is known to have gone wrong with it, or with a call before it; never waits."""
-        return self._error()
+        return self._issued.error or self._found()
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future whose waiters wait in their streams, and the host does not."""
@@ -207,7 +207,3 @@ class DeviceWork(dist.Work):
 
     def synchronize(self) -> None:
         self.wait()
-
-    def _error(self) -> CollectiveError | None:
-        error: CollectiveError | None = self._issued.error or self._found()
-        return error
