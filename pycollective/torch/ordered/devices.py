@@ -76,7 +76,7 @@ class DeviceCalls:
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._fits = torch.ones(1, dtype=torch.int64, device=device)
         found = torch.zeros(1 + size * header.WORDS, dtype=torch.int64)
-        self._found = found if device.type == "cpu" else found.pin_memory()
+        self._found = under_way.written = found if device.type == "cpu" else found.pin_memory()
         self._seen = self._found.numpy()  # the same memory
 
     def found(self) -> CollectiveError | None:

@@ -87,15 +87,35 @@ class Issued:
     at: float = field(default_factory=time.monotonic)
 
 
+# Of groups that are gone. They may go in the middle of anything: no lock.
+_left: deque[UnderWay] = deque()
+
+
 class UnderWay:
-    """The calls of a group that a device may not have ended."""
+    """The calls of a group that a device may not have ended, with the memory that they use.
+
+    Attributes:
+        written: memory of the host that each of them may write.
+    """
+
+    written: torch.Tensor | None = None
 
     def __init__(self) -> None:
         self._issued: deque[Issued] = deque()
         self._lock = threading.Lock()
 
+    def __del__(self, left: deque[UnderWay] = _left) -> None:
+        # The group is gone, and the device may go on to write memory that would be given to others.
+        if self._issued:
+            left.append(self)
+
     def add(self, issued: Issued) -> None:
-        """Keep a call, and let go of those that have ended."""
+        """Keep a call, and let go of those that have ended, also of groups that are gone."""
+        for _ in range(len(_left)):
+            with contextlib.suppress(IndexError):  # another thread was faster
+                gone = _left.popleft()
+                if gone.newest() is not None:
+                    _left.append(gone)
         with self._lock:
             self._sweep()
             self._issued.append(issued)
