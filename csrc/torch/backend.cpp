@@ -39,6 +39,14 @@ void with_keep(const Request& request, const std::shared_ptr<const void>& keep, 
   act(copy);
 }
 
+// Ends the carrier's group though what is in it has failed: it takes no calls for ever otherwise.
+void end_quietly(c10d::Backend& carrier) {
+  try {
+    carrier.endCoalescing();
+  } catch (...) {  // the first error is raised
+  }
+}
+
 }  // namespace
 
 Backend::Backend(std::shared_ptr<Collectives> collectives,
@@ -67,7 +75,7 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 c10d::ErrorType Backend::getError() {
   const std::shared_ptr<const Failure> failure = collectives_->failure();
   if (!failure) {
-    const DeviceSide::Carrier carrier = device_side_.made();
+    const DeviceSide::Carrier carrier = device_side_.made(getBoundDeviceId());
     return carrier ? carrier->getError() : c10d::ErrorType::SUCCESS;
   }
   return failure->kind == FailureKind::kTimeout ? c10d::ErrorType::TIMEOUT
@@ -76,7 +84,7 @@ c10d::ErrorType Backend::getError() {
 
 bool Backend::supportsTensorAlloc(c10::DeviceIndex device) {
   if (device < 0) return true;  // the CPU has no index
-  const DeviceSide::Carrier carrier = device_side_.made();
+  const DeviceSide::Carrier carrier = device_side_.made(getBoundDeviceId());
   return carrier && carrier->supportsTensorAlloc(device);
 }
 
@@ -109,6 +117,9 @@ void Backend::shutdown() {
 
 void Backend::startCoalescing() {
   const std::lock_guard lock(coalescing_);
+  const bool left = coalesced_.has_value();
+  coalesced_.reset();  // so that the next one begins
+  TORCH_CHECK(!left, "blocks of coalesced calls cannot be nested. ", kLeft);
   coalesced_.emplace();
 }
 
@@ -123,26 +134,54 @@ c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
   const auto add = [&](WorkPointer work) {
     if (work) works.push_back(std::move(work));
   };
-  if (!all->moves.empty()) {
+  if (!all->messages.empty()) {
     const DeviceSide::Carrier carrier = device_side_.carrier(getBoundDeviceId());
     const bool as_one = carrier->supportsCoalescing();
     if (as_one) carrier->startCoalescing();
-    for (const DeviceSide::Move& move : all->moves) add(move(*carrier));
+    try {
+      for (const DeviceSide::Move& message : all->messages) add(message(*carrier));
+    } catch (...) {
+      if (as_one) end_quietly(*carrier);
+      throw;
+    }
     if (as_one) add(carrier->endCoalescing());
   }
-  for (const auto& reduction : all->reductions) add(reduction());
-  if (works.empty()) return nullptr;
   if (works.size() == 1) return works.front();
   return c10::make_intrusive<CoalescedWork>(std::move(works));
 }
 
-WorkPointer Backend::carry(Transfer& call, const Tensors& shown, DeviceSide::Move move) {
-  if (coalesce([&](Coalesced& coalesced) { coalesced.moves.push_back(std::move(move)); }))
-    return nullptr;
+WorkPointer Backend::coalesce(WorkPointer work) {
+  std::vector<WorkPointer> works;
+  {
+    const std::lock_guard lock(coalescing_);
+    if (!coalesced_ || !work) return work;
+    works.swap(coalesced_->under_way);
+  }
+  // A block that an exception has left does not keep all later calls. Python may be asked: no lock.
+  std::erase_if(works, [](const auto& each) { return each->isCompleted() && !each->exception(); });
+  works.push_back(work);
+  const std::lock_guard lock(coalescing_);
+  if (coalesced_) works.swap(coalesced_->under_way);
+  return work;
+}
+
+WorkPointer Backend::carry(Transfer& call, const Tensors& shown, const DeviceSide::Move& move) {
   ++sequence_;
   for (const at::Tensor& each : shown) call.show(each);
   const auto profile = call.profile();
-  return move(*device_side_.carrier(getBoundDeviceId()));
+  return coalesce(move(*device_side_.carrier(getBoundDeviceId())));
+}
+
+WorkPointer Backend::carry_message(Transfer& call, OpType type, const Tensors& tensors,
+                                   DeviceSide::Move move) {
+  {
+    const std::lock_guard lock(coalescing_);
+    if (coalesced_) {
+      coalesced_->messages.push_back(std::move(move));
+      return c10::make_intrusive<UnsentWork>(rank_, type);
+    }
+  }
+  return carry(call, tensors, move);
 }
 
 template <class... Arguments>
@@ -150,20 +189,15 @@ WorkPointer Backend::reduce_on_device(OpType type, Transfer& call, const c10d::R
                                       bool async, const Tensors& first, Arguments... others) {
   call.reduce_by(op);
   for (const at::Tensor& each : first) call.show(each);
-  const auto reduction = [=, this] {
-    const std::uint64_t sequence = ++sequence_;
-    const auto profile = call.profile();
-    return in_python([&]() -> WorkPointer {
-      pybind11::object work = device_side_.object().attr(call.name())(
-          first, others..., name_of(call.reduce_op()), async);
-      if (work.is_none())
-        return c10::make_intrusive<FinishedWork>(rank_, type, sequence, Tensors());
-      return c10::make_intrusive<PythonWork>(rank_, type, sequence, std::move(work));
-    });
-  };
-  if (coalesce([&](Coalesced& coalesced) { coalesced.reductions.emplace_back(reduction); }))
-    return nullptr;
-  return reduction();
+  const std::uint64_t sequence = ++sequence_;
+  const auto profile = call.profile();
+  device_side_.carrier(getBoundDeviceId());  // which knows its device before Python calls it
+  return coalesce(in_python([&]() -> WorkPointer {
+    pybind11::object work =
+        device_side_.object().attr(call.name())(first, others..., name_of(call.reduce_op()), async);
+    if (work.is_none()) return c10::make_intrusive<FinishedWork>(rank_, type, sequence, Tensors());
+    return c10::make_intrusive<PythonWork>(rank_, type, sequence, std::move(work));
+  }));
 }
 
 void Backend::carry_out(Transfer& transfer) {
@@ -192,9 +226,7 @@ c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transf
         cores.push_back(collectives_->submit(each, call->on_done()));
       });
   });
-  auto work = c10::make_intrusive<Work>(rank_, type, sequence, call, std::move(cores));
-  coalesce([&](Coalesced& coalesced) { coalesced.under_way.push_back(work); });
-  return work;
+  return coalesce(c10::make_intrusive<Work>(rank_, type, sequence, call, std::move(cores)));
 }
 
 // The c10d operations.
@@ -470,7 +502,7 @@ WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs,
 WorkPointer Backend::send(Tensors& tensors, int destination, int tag) {
   Transfer transfer(OpKind::kSend, "pycollective:send", c10d::kUnsetTimeout);
   if (device_side_.take(tensors))
-    return carry(transfer, tensors, [=](c10d::Backend& carrier) mutable {
+    return carry_message(transfer, OpType::SEND, tensors, [=](c10d::Backend& carrier) mutable {
       return carrier.send(tensors, destination, tag);
     });
   const at::Tensor& tensor = only(transfer.name(), tensors);
@@ -496,7 +528,7 @@ WorkPointer Backend::receive(OpType type, Tensors& tensors, int source, int tag)
   Transfer transfer(OpKind::kRecv, any ? "pycollective:recvAnySource" : "pycollective:recv",
                     c10d::kUnsetTimeout);
   if (device_side_.take(tensors))
-    return carry(transfer, tensors, [=](c10d::Backend& carrier) mutable {
+    return carry_message(transfer, type, tensors, [=](c10d::Backend& carrier) mutable {
       return any ? carrier.recvAnysource(tensors, tag) : carrier.recv(tensors, source, tag);
     });
   const at::Tensor& tensor = only(transfer.name(), tensors);

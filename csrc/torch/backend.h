@@ -45,8 +45,9 @@ class Backend final : public c10d::Backend {
   // What makes the reductions on devices. The caller holds the GIL.
   pybind11::object device_side() const { return device_side_.object(); }
 
-  // From start to end, calls on devices wait, and then go as one: the moves as a group of the
-  // carrier's, where it has groups. Other calls go at once. What ends it returns a work for all.
+  // From start to end, messages on devices wait, and then go as one group of the carrier's, where
+  // it has groups, since two ranks that each send first would wait for each other. Other calls go
+  // at once: torch does not end a block that an exception has left. The end returns a work for all.
   bool supportsCoalescing() const override { return device_side_.may_come(); }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
@@ -129,9 +130,12 @@ class Backend final : public c10d::Backend {
   void carry_out(Transfer& transfer);
 
   // Calls on devices: one of the carrier's, and a reduction, a method of Python's by the name of
-  // `call`. While calls are coalesced they return no work. Profilers are shown some tensors.
+  // `call`. A message among coalesced calls waits for their end. Profilers are shown some tensors.
   c10::intrusive_ptr<c10d::Work> carry(Transfer& call, const std::vector<at::Tensor>& shown,
-                                       DeviceSide::Move move);
+                                       const DeviceSide::Move& move);
+  c10::intrusive_ptr<c10d::Work> carry_message(Transfer& call, c10d::OpType type,
+                                               const std::vector<at::Tensor>& tensors,
+                                               DeviceSide::Move move);
   template <class... Arguments>
   c10::intrusive_ptr<c10d::Work> reduce_on_device(c10d::OpType type, Transfer& call,
                                                   const c10d::ReduceOp& op, bool async,
@@ -139,17 +143,11 @@ class Backend final : public c10d::Backend {
                                                   Arguments... others);
 
   struct Coalesced {
-    std::vector<DeviceSide::Move> moves;
-    std::vector<std::function<c10::intrusive_ptr<c10d::Work>()>> reductions;
-    std::vector<c10::intrusive_ptr<c10d::Work>> under_way;  // of CPU tensors
+    std::vector<DeviceSide::Move> messages;
+    std::vector<c10::intrusive_ptr<c10d::Work>> under_way;
   };
-  // Calls `act` with what is coalesced, if anything is; whether so.
-  template <class Act>
-  bool coalesce(const Act& act) {
-    const std::lock_guard lock(coalescing_);
-    if (coalesced_) act(*coalesced_);
-    return coalesced_.has_value();
-  }
+  // Remembers a call's work, if calls are being coalesced; returns it.
+  c10::intrusive_ptr<c10d::Work> coalesce(c10::intrusive_ptr<c10d::Work> work);
 
   const std::shared_ptr<Collectives> collectives_;
   const std::shared_ptr<CompletionThreads> threads_;

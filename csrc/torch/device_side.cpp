@@ -129,16 +129,24 @@ bool DeviceSide::is_exact(const std::vector<at::Tensor>& tensors, const c10d::Re
          });
 }
 
-DeviceSide::Carrier DeviceSide::made() const {
-  const std::lock_guard lock(mutex_);
-  return carrier_;
+DeviceSide::Carrier DeviceSide::made(std::optional<at::Device> bound) {
+  return known_or("made", bound);
 }
 
 DeviceSide::Carrier DeviceSide::carrier(std::optional<at::Device> bound) {
-  if (Carrier there = made()) return there;
-  Carrier carrier =
-      in_python([&] { return object_.get().attr("carrier")().cast<Carrier>(); });  // its own lock
-  if (bound) carrier->setBoundDeviceId(bound);
+  return known_or("carrier", bound);
+}
+
+DeviceSide::Carrier DeviceSide::known_or(const char* method, std::optional<at::Device> bound) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (carrier_) return carrier_;
+  }
+  Carrier carrier = in_python([&] {  // which has its own lock
+    const pybind11::object found = object_.get().attr(method)();
+    return found.is_none() ? Carrier() : found.cast<Carrier>();
+  });
+  if (carrier && bound) carrier->setBoundDeviceId(bound);
   const std::lock_guard lock(mutex_);
   return carrier_ = std::move(carrier);
 }

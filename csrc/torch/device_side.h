@@ -71,7 +71,28 @@ class PythonWork final : public c10d::Work {
   const PythonObject work_;
 };
 
-// CoalescedWork that are waited for together.
+// What a user is told who has lost a block of coalesced calls.
+inline constexpr const char* kLeft =
+    "If none is under way, an exception has left one: then the messages in it were not sent, and "
+    "torch.distributed drops calls over this group from now on; destroy it and make another";
+
+// Of a message that goes when the block of coalesced calls ends in which it is.
+class UnsentWork final : public c10d::Work {
+ public:
+  using c10d::Work::Work;
+  bool isCompleted() override { return refuse(); }
+  bool wait(std::chrono::milliseconds) override { return refuse(); }
+
+ private:
+  [[noreturn]] static bool refuse() {
+    TORCH_CHECK(false,
+                "this message goes at the end of a block of coalesced calls, which returns "
+                "the work to wait for. ",
+                kLeft);
+  }
+};
+
+// Works that are waited for together.
 class CoalescedWork final : public c10d::Work {
  public:
   explicit CoalescedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -119,17 +140,20 @@ class DeviceSide {
 
   // What carries, made now if it is not there. `bound`: the group's device, if torch was told.
   Carrier carrier(std::optional<at::Device> bound);
-  // Null where none has been made.
-  Carrier made() const;
+  // Null where none has been made, here or by Python.
+  Carrier made(std::optional<at::Device> bound);
 
   void set_timeout(double seconds);
   void abort();
   void shutdown();
 
  private:
+  // What Python's method returns, and keeps, if it is not known here.
+  Carrier known_or(const char* method, std::optional<at::Device> bound);
+
   const PythonObject object_;
   bool takes_cpu_ = false;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   Carrier carrier_;
 };
 

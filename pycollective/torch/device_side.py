@@ -94,6 +94,10 @@ class DeviceSide:
                 self._group, self._carrier = group, carrier
             return self._carrier
 
+    def made(self) -> Any:
+        """The backend that carries; None if it has not been needed."""
+        return self._carrier
+
     def ordered(self, device: torch.device) -> OrderedGroup:
         """The ordered calls on a device; made now, if they are not there.
 
@@ -170,9 +174,9 @@ class DeviceSide:
         """End the carrier. No calls follow."""
         with self._one_at_a_time:
             self._closed = True
-            self._ordered.clear()
             if self._carrier is not None:
                 self._carrier.shutdown()
+            self._ordered.clear()  # whose memory the carrier may have used until now
             self._group = self._carrier = None
 
     def end_with_process(self) -> None:

@@ -11,7 +11,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed.device_mesh import init_device_mesh
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import pycollective.torch
 from pycollective import (
@@ -22,11 +24,13 @@ from pycollective import (
     reference,
 )
 from pycollective.torch import ordered
+from pycollective.torch.backend import create
 from pycollective.torch.device_side import DeviceSide, nccl
+from pycollective.torch.ordered import group as groups
 from pycollective.torch.serving import own_backend
 from tests.harness import PerRank, results, run_ranks
 from tests.inputs import order_sensitive, same_bits
-from tests.torch.device_side import join_on_device, run
+from tests.torch.device_side import GlooInside, gloo, join_on_device, run
 from tests.torch.groups import CPU, backend_of, join, process_group, to_numpy, to_torch
 
 # --- Parts of the world.
@@ -125,10 +129,16 @@ def coalesced(comm, world):
 
     shards, whole = torch.zeros(2), torch.arange(2.0 * size)
     everything = torch.zeros(2 * size)
-    with dist._coalescing_manager(device=CPU):  # between start and end of the backend's own
+    got.zero_()
+    with dist._coalescing_manager(device=CPU, async_ops=True) as cm:  # the backend's own block
         world._reduce_scatter_base(shards, whole, dist.ReduceScatterOptions())
+        unsent = dist.isend(sent, following)
+        dist.irecv(got, before)
         world._allgather_base(everything, torch.full((2,), float(rank)))
-        assert shards.tolist() == [0.0, 0.0]  # not before the end
+        with pytest.raises(RuntimeError, match="goes at the end of a block of coalesced calls"):
+            unsent.wait()
+    cm.wait()
+    assert got.tolist() == [float(before)] * 4
     assert shards.tolist() == [size * (2.0 * rank), size * (2.0 * rank + 1)]
     assert everything.tolist() == [float(each) for each in range(size) for _ in range(2)]
 
@@ -141,6 +151,63 @@ def test_coalescing():
     run(coalesced, 3)
 
 
+def left(comm, world):
+    """An exception leaves a block, which torch does not say."""
+    rank, other = comm.rank, 1 - comm.rank
+    tensor, got = torch.full((3,), rank + 1.0), torch.zeros(3)
+    with pytest.raises(ZeroDivisionError), dist._coalescing_manager(device=CPU):
+        dist.isend(tensor, other, tag=1 // 0)
+    world.allreduce([tensor])
+    assert tensor.tolist() == [3.0] * 3
+    for _ in range(9):  # they are not all kept
+        kept, tensor = StorageWeakRef(tensor.untyped_storage()), tensor + 1.0
+        world.allreduce([tensor], dist.ReduceOp.AVG).wait()
+        assert kept.expired()
+    with pytest.raises(RuntimeError, match="an exception has left one"):
+        dist.send(tensor, other)
+    with pytest.raises(RuntimeError, match="blocks of coalesced calls cannot be nested"):
+        world._start_coalescing(CPU)
+    messages = [dist.P2POp(dist.isend, tensor + rank, other), dist.P2POp(dist.irecv, got, other)]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    return got.tolist()
+
+
+def test_an_exception_in_a_block_loses_no_later_call():
+    assert run(left, 2) == [[13.0] * 3, [12.0] * 3]
+
+
+def engine(store, rank, size, timeout):
+    """The CPU's own, as a carrier: one that checks messages, and coalesces them."""
+    side = DeviceSide(store, rank, size, timeout, (), mock.Mock())
+    side.may_come = True
+    return create(store, rank, size, timeout, device_side=side)
+
+
+def closed(comm, world):
+    """A message fails between start and end of the carrier's block."""
+    limit, store = datetime.timedelta(seconds=30), world.get_group_store()
+    inner, outer = dist.PrefixStore("inner", store), dist.PrefixStore("outer", store)
+    side = GlooInside(inner, comm.rank, 2, limit, (), engine)
+    backend = create(outer, comm.rank, 2, limit, device_side=side)
+    sent, got, other = torch.full((2,), float(comm.rank)), torch.zeros(2), 1 - comm.rank
+    for tag in (-1, 0):
+        backend._start_coalescing()
+        backend.send([sent], other, tag)
+        backend.recv([got], other, 0)
+        if tag < 0:
+            with pytest.raises(ValueError, match="tag"):
+                backend._end_coalescing()
+        else:
+            backend._end_coalescing().wait()
+    backend.shutdown()
+    return got.tolist()
+
+
+def test_a_message_that_fails_ends_the_carriers_block():
+    assert run(closed, 2) == [[1.0] * 2, [0.0] * 2]
+
+
 def of_cpu_tensors(comm):
     """Where there may be a device, messages of CPU tensors are coalesced, too."""
     join(comm)
@@ -149,7 +216,13 @@ def of_cpu_tensors(comm):
     with mock.patch.object(torch.cuda, "is_available", return_value=True):
         assert backend_of(dist.group.WORLD).supports_coalescing
     messages = [dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, got, other)]
+    store = dist.group.WORLD.get_group_store()
+    if comm.rank == 0:
+        store.wait(["rank 1 waits"])
     (work,) = dist.batch_isend_irecv(messages)
+    if comm.rank == 1:
+        assert not work.is_completed()
+        store.set("rank 1 waits", "")
     assert work.wait()
     assert work.is_completed()
     assert work.is_success()
@@ -243,12 +316,17 @@ def test_an_error_of_python_keeps_its_type_through_torch():
     run(differ, 2)
 
 
+def told_at_once():
+    """Peers have nothing to tell of a call that fails."""
+    return mock.patch.object(groups, "_TELLING", 0.0)
+
+
 def late(comm, world):
     dist.all_reduce(torch.ones(3))
     backend_of(world).set_timeout(datetime.timedelta(seconds=0.5))
     store, began = world.get_group_store(), time.monotonic()
     if comm.rank == 0:
-        with pytest.raises(CollectiveTimeout):
+        with pytest.raises(CollectiveTimeout), told_at_once():
             dist.all_reduce(torch.ones(3))
         assert time.monotonic() - began < 15  # and not the 30 s of before
         store.set("timed out", "")
@@ -266,7 +344,7 @@ def aborted(comm):
     if comm.rank == 1:
         dist.distributed_c10d._abort_process_group()
         return
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError), told_at_once():
         dist.all_reduce(torch.ones(3))
     with pytest.raises(RuntimeError):
         world.allreduce([torch.ones(3)]).wait()
@@ -310,6 +388,57 @@ def destroyed(comm):
 
 def test_a_destroyed_group_refuses_work_and_leaves_nothing():
     results(run_ranks(destroyed, 2))
+
+
+def forsaken(comm):
+    """Nobody waits for a call of a group that is destroyed; the device has not ended it."""
+    world = join_on_device(comm)
+    dist.all_reduce(torch.ones(3))
+    reductions, tensor = side_of(world).ordered(CPU), torch.ones(3)
+    streams, memory = reductions.streams, (tensor, reductions._calls.findings)
+    used = [StorageWeakRef(each.untyped_storage()) for each in memory]
+    streams.done = False
+    dist.all_reduce(tensor, async_op=True)
+    dist.destroy_process_group()
+    del world, reductions, tensor, memory
+    gc.collect()
+    join_on_device(comm)
+    dist.all_reduce(torch.ones(3))
+    kept = [not each.expired() for each in used]
+    streams.done = True
+    dist.all_reduce(torch.ones(3))
+    freed = [each.expired() for each in used]
+    dist.destroy_process_group()
+    return kept, freed
+
+
+def test_memory_that_a_device_uses_outlives_the_group():
+    assert results(run_ranks(forsaken, 2)) == [([True, True], [True, True])] * 2
+
+
+def test_the_carrier_ends_before_the_memory_of_its_calls():
+    side = GlooInside(dist.HashStore(), 0, 1, datetime.timedelta(seconds=1), (), gloo)
+    reductions, there = weakref.ref(side.ordered(CPU)), []
+    side._carrier = mock.Mock(shutdown=lambda: there.append(reductions() is not None))
+    side.close()
+    assert there == [True]
+    assert reductions() is None
+
+
+def of_carrier(comm):
+    """Gloo, which cannot tell, is asked for errors once ordered calls alone have made it."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)  # whose wrapper Python can ask
+    world = join_on_device(comm)
+    backend = backend_of(world)
+    assert backend.get_error() == ErrorType.SUCCESS
+    ordered.all_reduce(torch.ones(3))
+    with pytest.raises(RuntimeError, match="gloo does not support getError"):
+        backend.get_error()
+    dist.destroy_process_group()
+
+
+def test_a_carrier_that_python_made_tells_its_errors():
+    results(run_ranks(of_carrier, 2))
 
 
 def test_the_nccl_side_is_asked_for_nothing_before_a_tensor_comes():
