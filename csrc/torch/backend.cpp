@@ -116,9 +116,9 @@ void Backend::shutdown() {
 }
 
 void Backend::startCoalescing() {
+  std::optional<Coalesced> left;  // goes without the lock, since works of Python's take the GIL
   const std::lock_guard lock(coalescing_);
-  const bool left = coalesced_.has_value();
-  coalesced_.reset();  // so that the next one begins
+  left.swap(coalesced_);  // so that the next one begins
   TORCH_CHECK(!left, "blocks of coalesced calls cannot be nested. ", kLeft);
   coalesced_.emplace();
 }
