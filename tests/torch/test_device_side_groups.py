@@ -395,7 +395,7 @@ def forsaken(comm):
     world = join_on_device(comm)
     dist.all_reduce(torch.ones(3))
     reductions, tensor = side_of(world).ordered(CPU), torch.ones(3)
-    streams, memory = reductions.streams, (tensor, reductions._calls.findings)
+    streams, memory = reductions.streams, (tensor, reductions._calls._found)
     used = [StorageWeakRef(each.untyped_storage()) for each in memory]
     streams.done = False
     dist.all_reduce(tensor, async_op=True)
