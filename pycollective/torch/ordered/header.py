@@ -112,7 +112,7 @@ def compare(
     """
     headers = {r: Header.read(row) for r, row in enumerate(rows) if row is not None}
     said = {r: str(each or "nothing that can be read") for r, each in headers.items()}
-    first = next(iter(said))
+    first = next(iter(said), rank)  # none, where the backend has ended the first exchange
     for other, each in said.items():
         if each != said[first]:
             mine = headers[rank]
