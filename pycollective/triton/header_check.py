@@ -18,13 +18,15 @@ NUMBER, FITS = 1, 7  # words: of the call in its group, from 1; whether leaves a
 class Check(NamedTuple):
     """The headers that came, and who is told where they differ.
 
-    If any of the first 7 words of a row differs from this rank's, or any row's last word is 0,
-    results that are floats become NaN, and what the rows said goes to `found`.
+    If any of the first 7 words of a row, this rank's row too, differs from `own`, or any row's last
+    word is 0, results that are floats become NaN, and what the rows said goes to `found`. Where no
+    message has come rows are those of an earlier call, on all ranks alike; `own` is not.
 
     Attributes:
         rows: int64, ``(ranks, words)``: each row begins with a rank's header, and its words are
             contiguous. Rows may be any distance apart.
-        rank: this one, with whose row the others are compared.
+        own: int64, ``(8,)``, on the device: the header that this rank has sent.
+        rank: this one. In `found` its row is `own`.
         found: int64, ``(1 + ranks * 8,)``, memory of the host that the device writes; of a CPU's
             tensors any. The headers of the first call that differed, and before them 1, which is
             written last. Both stay from then on.
@@ -33,6 +35,7 @@ class Check(NamedTuple):
     """
 
     rows: torch.Tensor
+    own: torch.Tensor
     rank: int
     found: torch.Tensor
     number: torch.Tensor

@@ -192,20 +192,21 @@ def _headers(headers, stride, ranks, HEADERS: tl.constexpr):
 
 
 @triton.jit
-def _differs(headers, stride, ranks, rank, HEADERS: tl.constexpr):
+def _differs(headers, stride, ranks, own, HEADERS: tl.constexpr):
     """Of each word: whether it is another than this rank's, or its leaves are not as promised."""
     word, at, mask = _headers(headers, stride, ranks, HEADERS)
-    own = tl.load(headers + rank.to(tl.int64) * stride + at % _HEADER)
-    return mask & tl.where(at % _HEADER == _FITS, word == 0, word != own)
+    mine = tl.load(own + at % _HEADER)
+    return mask & tl.where(at % _HEADER == _FITS, word == 0, word != mine)
 
 
 @triton.jit
-def _tell(headers, stride, ranks, differs, found, HEADERS: tl.constexpr):
+def _tell(headers, stride, ranks, own, rank, differs, found, HEADERS: tl.constexpr):
     """Headers that differ go to the host's memory, unless some are there. The flag is behind them:
     a host that sees it sees them."""
     if _any(differs):  # noqa: SIM102, for with `and` every call would load the host's memory
         if tl.load(found) == 0:
             word, at, mask = _headers(headers, stride, ranks, HEADERS)
+            word = tl.where(at // _HEADER == rank, tl.load(own + at % _HEADER), word)
             tl.store(found + 1 + at, word, mask=mask)
             # The headers of all threads are stored. Triton 3.6 has no barrier of its own here.
             tl.debug_barrier()
@@ -237,7 +238,7 @@ def reduce_rows(
 
 @triton.jit(
     do_not_specialize=["m", "step", "stride", "ranks", "rank", "ended"],
-    do_not_specialize_on_alignment=["headers", "found", "number"],
+    do_not_specialize_on_alignment=["headers", "own", "found", "number"],
 )
 def reduce_and_check(
     terms,
@@ -247,6 +248,7 @@ def reduce_and_check(
     headers,
     stride,
     ranks,
+    own,
     rank,
     found,
     number,
@@ -265,10 +267,10 @@ def reduce_and_check(
     There are `ranks` headers, `HEADERS` at most, `stride` words apart. `number` grows by `ended`.
     There is one program at least, also of no elements.
     """
-    differs = _differs(headers, stride.to(tl.int64), ranks, rank, HEADERS)
+    differs = _differs(headers, stride.to(tl.int64), ranks, own, HEADERS)
     _reduce(terms, out, m, step, VECTOR, COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, differs)
     if tl.program_id(0) == 0:
-        _tell(headers, stride.to(tl.int64), ranks, differs, found, HEADERS)
+        _tell(headers, stride.to(tl.int64), ranks, own, rank, differs, found, HEADERS)
         tl.atomic_add(number, ended.to(tl.int64), sem="relaxed")
 
 
@@ -340,7 +342,7 @@ def reduce(
         launch(
             max(programs(m, vector), 1),
             *arguments,
-            *(check.rows, check.rows.stride(0), ranks, check.rank),
+            *(check.rows, check.rows.stride(0), ranks, check.own, check.rank),
             *(check.found, check.number, int(check.last)),
         )
 

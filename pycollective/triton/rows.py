@@ -35,12 +35,13 @@ _FLOAT32 = tl.constexpr(tuple(FORMATS[torch.float32]))
         *("count", "step", "size", "lines", "programs"),
         *("magic", "kind", "dtype", "op", "elements", "narrow", "promised"),
     ],
-    do_not_specialize_on_alignment=["number", "fits"],
+    do_not_specialize_on_alignment=["number", "own", "fits"],
 )
 def write_rows(
     leaves,
     messages,
     number,
+    own,
     fits,
     count,
     step,
@@ -87,6 +88,8 @@ def write_rows(
         last = tl.load(fits) if HAS_FITS else promised.to(tl.int64)
         value = tl.where(word == _FITS, last, value)
         tl.store(messages.to(tl.pointer_type(tl.int64)) + word, value)
+        if row == 0:
+            tl.store(own + word, value)
 
 
 @triton.jit
@@ -122,6 +125,7 @@ def lay_out(
     rows: torch.Tensor,
     header: Sequence[int],
     number: torch.Tensor,
+    own: torch.Tensor,
     fits: torch.Tensor | None = None,
 ) -> None:
     """Write a message for each of some ranks: a header of 64 bytes, and a part of the leaves; on
@@ -135,6 +139,7 @@ def lay_out(
             multiples of 8 bytes.
         header: its 8 words, of 64 bits. The second is not used: ``number + 1`` is written.
         number: int64, ``(1,)``: how many calls have ended.
+        own: int64, ``(8,)``: becomes the header.
         fits: int64, ``(1,)``: the header's last word. None: that of `header`.
     """
     block = _BYTES // leaves.itemsize
@@ -144,7 +149,7 @@ def lay_out(
     count, stride = rows.shape
     launch = _writer(leaves.dtype, block, vector, fits is not None)
     launch(
-        *(count * programs, leaves, rows, number, number if fits is None else fits),
+        *(count * programs, leaves, rows, number, own, number if fits is None else fits),
         *(leaves.numel(), step // vector, size, stride // BYTES, programs),
         *(header[0], *header[2:]),
     )

@@ -294,6 +294,81 @@ def test_the_store_of_late_calls_answers_soon_or_never(pool):
     assert pool(2).call(store_of_late_calls) == [(2.0, True)] * 2
 
 
+def has_the_messages_before(comm, count):
+    """The result of a call to which no message comes, behind one to which they came, and what is
+    said of both."""
+    with own_group(comm) as group:
+        ordered = OrderedGroup(group, CPU, StandInStreams())
+        ordered._layout = Layout(ordered.rank, apart(comm.size))
+        tensors = [torch.ones(count), torch.full((count,), 2.0)]
+        told = []
+        for number, x in enumerate(tensors):
+            call = Call("all_reduce", "sum", x, x)
+            with ExitStack() as patched:
+                for name in EXCHANGES if number else ():  # the backend has ended them
+                    patched.enter_context(mock.patch.object(DeviceMessages, name))
+                try:
+                    told.append(ordered.issue([call], x, [x]).exception())
+                except CollectiveError as error:
+                    told.append(error)
+        return tensors[1], told
+
+
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_what_the_call_before_has_left_is_no_message(pool, count):
+    outcomes = pool(2).call(has_the_messages_before, count)
+    for rank, (result, (first, error)) in enumerate(outcomes):
+        assert first is None
+        # Of a large one this rank's shard; what it does not reduce does not come.
+        mine = result if count == SMALL else result[rank * count // 2 :][: count // 2]
+        assert mine.isnan().all()
+        assert str(error).startswith(
+            f"nothing has come from rank(s) {1 - rank} for all_reduce of {count} float32 (sum) as "
+            "call 2: "
+        )
+
+
+def hears_nothing(comm, knows_layout):
+    """What is said where the host waits for messages, and none has come."""
+    with own_group(comm) as group:
+        ordered = OrderedGroup(group, CPU, StandInStreams())
+        if knows_layout:
+            ordered._layout = Layout(ordered.rank, apart(comm.size))
+        x = torch.ones(LARGE)
+        call = Call("all_reduce", "sum", x, x, narrow=torch.bfloat16)
+        with mock.patch.object(DeviceMessages, "all_gather"):  # the backend has ended it
+            return failing(ordered.issue, [call], x, [x])[0]
+
+
+@pytest.mark.parametrize("knows_layout", [False, True])
+def test_the_host_does_not_take_silence_for_an_answer(pool, knows_layout):
+    """Of who shares a host, or of whether leaves fit a narrow type."""
+    for error in pool(2).call(hears_nothing, knows_layout):
+        assert type(error) is CollectiveMismatch, error
+        assert "as call 1" in str(error)
+        assert "nothing that can be read" in str(error)
+
+
+def lacks_its_own_row(comm):
+    """What is said if every other rank's message has come."""
+    with own_group(comm) as group:
+        ordered = OrderedGroup(group, CPU, StandInStreams())
+        ordered._layout = Layout(ordered.rank, apart(comm.size))
+        gather = DeviceMessages.all_gather
+
+        def without_own(messages, out, row):
+            gather(messages, out, row)
+            out[comm.rank] = 0
+
+        with mock.patch.object(DeviceMessages, "all_gather", without_own):
+            return issue(ordered, SMALL).exception()
+
+
+def test_a_row_of_ones_own_that_does_not_come_is_named(pool):
+    for rank, error in enumerate(pool(2).call(lacks_its_own_row)):
+        assert str(error).startswith(f"nothing has come from rank(s) {rank} for all_reduce of ")
+
+
 @pytest.mark.parametrize("said", ["soon", "0", "-1", "nan", "inf"])
 def test_seconds_that_are_none_are_refused(monkeypatch, said):
     monkeypatch.setenv("PYCOLLECTIVE_LATE_AFTER", said)

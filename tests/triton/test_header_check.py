@@ -10,7 +10,7 @@ import torch
 from pycollective import order, reference
 from pycollective.torch.ordered import plain, reduction
 from pycollective.triton.formats import FORMATS, words
-from pycollective.triton.header_check import FITS, WORDS, Check
+from pycollective.triton.header_check import FITS, NUMBER, WORDS, Check
 from tests.inputs import awkward, dtype_of, same_bits
 from tests.triton.compiled import COMPILED, module, needs
 from tests.triton.executed import executed
@@ -46,6 +46,7 @@ class Received:
         self.rows = rows.view(torch.int64)
         self.headers = self.rows[:, :WORDS]
         self.headers[:] = torch.tensor(HEADER)
+        self.own = torch.tensor(HEADER)
         self.found = torch.zeros(1 + n * WORDS, dtype=torch.int64)
         self.number = torch.tensor([6])
 
@@ -53,12 +54,19 @@ class Received:
         """The result; nothing is written beside it."""
         n, m = self.terms.shape
         room = torch.full((m + 2,), 1).to(getattr(torch, out) if out else self.dtype)
-        check = Check(self.rows, self.rank, self.found, self.number, last)
+        check = Check(self.rows, self.own, self.rank, self.found, self.number, last)
         recipe = order.recipe((0, n), [(i, i + 1) for i in range(n)])
         result = room[:m]
         way.reduce(self.terms, result, op, recipe, n, self.dtype, finish, check)
         assert (room[m:].to(torch.float32) == 1).all()
         return result
+
+    @property
+    def told(self):
+        """What the host learns where headers differ."""
+        told = self.headers.clone()
+        told[self.rank] = self.own
+        return told
 
     def want(self, op="sum"):
         return reference.reduce(self.leaves, op)
@@ -100,7 +108,17 @@ def test_each_word_that_differs_makes_nan_and_is_told(way, word, row):
     came.headers[row, word] ^= 1
     assert all_nan(came.reduce(way))
     assert came.found[0] == 1
-    assert torch.equal(came.found[1:].view(3, WORDS), came.headers)
+    assert torch.equal(came.found[1:].view(3, WORDS), came.told)
+
+
+def test_rows_that_all_are_an_earlier_calls_make_nan(way):
+    """No message has come, on any rank; the host learns what this one has sent."""
+    came = Received()
+    came.headers[:, NUMBER] -= 1
+    assert all_nan(came.reduce(way))
+    assert came.found[0] == 1
+    assert torch.equal(came.found[1:].view(3, WORDS), came.told)
+    assert came.told[1, NUMBER] == HEADER[NUMBER]
 
 
 def test_the_upper_half_of_a_word_is_compared(way):
@@ -112,9 +130,9 @@ def test_the_upper_half_of_a_word_is_compared(way):
 def test_leaves_that_fit_nowhere_make_nan(way):
     """No rank differs from another."""
     came = Received()
-    came.headers[:, FITS] = 0
+    came.headers[:, FITS] = came.own[FITS] = 0
     assert all_nan(came.reduce(way))
-    assert torch.equal(came.found[1:].view(3, WORDS), came.headers)
+    assert torch.equal(came.found[1:].view(3, WORDS), came.told)
 
 
 def test_what_lies_behind_headers_is_not_compared(way):
@@ -178,7 +196,7 @@ def test_a_rank_without_elements_sees_what_differs(way):
     came.headers[0, 3] = 1
     came.reduce(way)
     assert came.found[0] == 1
-    assert torch.equal(came.found[1:].view(3, WORDS), came.headers)
+    assert torch.equal(came.found[1:].view(3, WORDS), came.told)
 
 
 def test_headers_of_other_ranks_than_the_terms(way):

@@ -41,6 +41,14 @@ def rows_of(n, size, dtype, skew=0):
     return flat[first : first + n * stride].view(n, stride)
 
 
+def lay_out(way, leaves, step, size, rows, number, fits=None):
+    """Write rows; their header is also this rank's own."""
+    own = torch.full((10,), BEHIND)
+    way.lay_out(leaves, step, size, rows, HEADER, number, own[1:9], fits)
+    assert torch.equal(own[1:9].view(torch.uint8), rows[0, :64])
+    assert own[0] == own[9] == BEHIND
+
+
 def expected(leaves, step, size, rows, number, fits):
     want = np.full(rows.shape, BEHIND, np.uint8)
     data = words(leaves).numpy()
@@ -70,7 +78,7 @@ CASES = [
 def test_rows_are_headers_and_leaves(way, count, n, step, size):
     leaves, number = leaves_of(torch.bfloat16, count), torch.tensor([41])
     rows = rows_of(n, size, torch.bfloat16)
-    way.lay_out(leaves, step, size, rows, HEADER, number)
+    lay_out(way, leaves, step, size, rows, number)
     assert np.array_equal(rows.numpy(), expected(leaves, step, size, rows, 41, HEADER[7]))
     assert number.item() == 41
 
@@ -78,7 +86,7 @@ def test_rows_are_headers_and_leaves(way, count, n, step, size):
 @pytest.mark.parametrize("fits", [0, 1])
 def test_a_header_says_what_the_device_knows(way, fits):
     leaves, rows = leaves_of(torch.int32, 10), rows_of(2, 5, torch.int32)
-    way.lay_out(leaves, 5, 5, rows, HEADER, torch.tensor([0]), torch.tensor([fits]))
+    lay_out(way, leaves, 5, 5, rows, torch.tensor([0]), torch.tensor([fits]))
     assert np.array_equal(rows.numpy(), expected(leaves, 5, 5, rows, 0, fits))
 
 
@@ -87,14 +95,14 @@ def test_a_header_says_what_the_device_knows(way, fits):
 @pytest.mark.parametrize("dtype", [*FORMATS, torch.bool, torch.int64])
 def test_leaves_and_rows_begin_anywhere(way, dtype, shift, skew):
     leaves, rows = leaves_of(dtype, 75, shift), rows_of(3, 30, dtype, skew)
-    way.lay_out(leaves, 30, 30, rows, HEADER, torch.tensor([1 << 33]))
+    lay_out(way, leaves, 30, 30, rows, torch.tensor([1 << 33]))
     assert np.array_equal(rows.numpy(), expected(leaves, 30, 30, rows, 1 << 33, HEADER[7]))
 
 
 def test_full_programs_move_16_bytes():
     leaves, rows = leaves_of(torch.bfloat16, 2 * BLOCK + 9), rows_of(2, BLOCK + 8, torch.bfloat16)
     with executed() as launches:
-        TRITON["ptx"].lay_out(leaves, BLOCK + 8, BLOCK + 8, rows, HEADER, torch.tensor([0]))
+        lay_out(TRITON["ptx"], leaves, BLOCK + 8, BLOCK + 8, rows, torch.tensor([0]))
     moved = launches.accesses["write_rows"]
     assert moved[16] == 2 * 2 * BLOCK * 2 // 16  # loaded and stored
     assert moved[2] == 2 * (8 + 1)

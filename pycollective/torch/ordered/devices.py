@@ -74,6 +74,7 @@ class DeviceCalls:
         self._recipe = tuple(recipe((0, size), leaves_of(size)))
         self.last: Header | None = None
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._own = torch.zeros(header.WORDS, dtype=torch.int64, device=device)
         self._fits = torch.ones(1, dtype=torch.int64, device=device)
         found = torch.zeros(1 + size * header.WORDS, dtype=torch.int64)
         self._found = under_way.written = found if device.type == "cpu" else found.pin_memory()
@@ -85,7 +86,7 @@ class DeviceCalls:
             return None
         rows = list(self._seen[1:].reshape(self._size, header.WORDS).view("uint8"))
         headers = [Header.read(row) for row in rows]
-        mine = headers[self._rank] or self.last
+        mine = headers[self._rank]
         assert mine is not None
         # A backend that was aborted leaves what the call before has left, or nothing.
         came = [each is not None and each.number >= mine.number for each in headers]
@@ -96,7 +97,9 @@ class DeviceCalls:
             return error
         if not fit:
             return header.misfit(known, self._rank)
-        absent = ", ".join(str(rank) for rank, there in enumerate(came) if not there)
+        # None, if only this rank's own row has not come.
+        others = [rank for rank, there in enumerate(came) if not there] or [self._rank]
+        absent = ", ".join(map(str, others))
         return CollectiveError(
             f"nothing has come from rank(s) {absent} for {mine}: the backend has ended the "
             "exchange. Results that are floats are NaN",
@@ -134,8 +137,8 @@ class DeviceCalls:
         rows = self._to_all(name.to(self._device), head, header.MESSAGE)
         self._number += 1
         told = self._on_host(rows)
-        header.compare([row[: header.BYTES].numpy() for row in told], self._rank)
-        return [row[header.BYTES :].numpy().tobytes() for row in told]
+        header.compare([row[: header.BYTES] for row in told], self._rank)
+        return [row[header.BYTES :].tobytes() for row in told]
 
     def run(self, call: Call, layout: Layout, number: int, piece: int) -> Header:
         """Make a call of several ranks, on the current stream. Returns what it is."""
@@ -224,7 +227,7 @@ class DeviceCalls:
         row_bytes = header.BYTES + aligned(size * leaves.itemsize)
         sent = self._buffers.rows("sent", torch.uint8, self._size, row_bytes)
         received = self._buffers.rows("received", torch.uint8, self._size, row_bytes)
-        reduction.lay_out(leaves, step, size, sent, head.words, self._number, head.fits)
+        self._lay_out(leaves, step, size, sent, head)
         self._messages.all_to_all(received, sent)
         self._combine(call, received, header.BYTES, out, last)
 
@@ -240,16 +243,21 @@ class DeviceCalls:
     def _all_fit(self, call: Call, head: _Head) -> bool:
         """Whether all ranks' leaves fit the narrow type; the host waits for that."""
         rows = self._to_all(call.leaves[:0], head, header.BYTES)
-        told = self._on_host(rows)
-        return header.compare([row.numpy() for row in told], self._rank)
+        return header.compare(list(self._on_host(rows)), self._rank)
 
     def _to_all(self, data: torch.Tensor, head: _Head, row_bytes: int) -> torch.Tensor:
         """Send a header and data to all ranks; returns every rank's, ``(ranks, row_bytes)``."""
         sent = self._buffers.rows("sent", torch.uint8, 1, row_bytes)
         received = self._buffers.rows("received", torch.uint8, self._size, row_bytes)
-        reduction.lay_out(data, 0, data.numel(), sent, head.words, self._number, head.fits)
+        self._lay_out(data, 0, data.numel(), sent, head)
         self._messages.all_gather(received, sent)
         return received
+
+    def _lay_out(
+        self, leaves: torch.Tensor, step: int, size: int, rows: torch.Tensor, head: _Head
+    ) -> None:
+        told = self._number, self._own, head.fits
+        reduction.lay_out(leaves, step, size, rows, head.words, *told)
 
     def _combine(
         self, call: Call, rows: torch.Tensor, at: int, out: torch.Tensor, last: bool
@@ -263,16 +271,20 @@ class DeviceCalls:
 
     def _check(self, rows: torch.Tensor, last: bool) -> reduction.Check:
         words = rows.view(torch.int64)
-        return reduction.Check(words, self._rank, self._found, self._number, last)
+        return reduction.Check(words, self._own, self._rank, self._found, self._number, last)
 
-    def _on_host(self, rows: torch.Tensor) -> torch.Tensor:
-        """Bring rows to the host, which waits for them as long as the group does."""
+    def _on_host(self, rows: torch.Tensor) -> np.ndarray:
+        """Bring rows to the host, which waits for them as long as the group does. This rank's says
+        what it has sent, also if nothing has come."""
         assert self.last is not None
         there = rows.to("cpu", non_blocking=True, copy=True)
         issued = Issued([self.last], self._streams.event(), [there])
         with self._under_way.listed(issued):
             self._wait(issued, self.last.kind)
-        return there
+        found = there.numpy()
+        known = np.array(self.last.words[: header.FITS]).view(np.uint8)
+        found[self._rank, : known.size] = known
+        return found
 
     def _wait(self, issued: Issued, what: str) -> None:
         """Let the host wait, until something is known to be wrong.

@@ -9,9 +9,9 @@ import numpy as np
 
 from pycollective.dtypes import DTYPES, REDUCE_OPS
 from pycollective.errors import CollectiveMismatch, named
-from pycollective.triton.header_check import BYTES, WORDS
+from pycollective.triton.header_check import BYTES, FITS, WORDS
 
-__all__ = ["BYTES", "MESSAGE", "ROOM", "WORDS", "Header", "compare", "misfit"]
+__all__ = ["BYTES", "FITS", "MESSAGE", "ROOM", "WORDS", "Header", "compare", "misfit"]
 
 MESSAGE = 2048  # bytes with which it travels, where all messages must be alike
 ROOM = MESSAGE - BYTES

@@ -65,13 +65,15 @@ def compare(out: torch.Tensor, check: Check) -> None:
     As the end of `pycollective.triton.reduce.reduce` does it; see `Check`.
     """
     heads = check.rows[:, :WORDS]
-    differs = (heads[:, :FITS] != heads[check.rank, :FITS]).any() | (heads[:, FITS] == 0).any()
+    differs = (heads[:, :FITS] != check.own[:FITS]).any() | (heads[:, FITS] == 0).any()
     if out.dtype in FORMATS:
         words(out).masked_fill_(differs, FORMATS[out.dtype].nan)
+    said = heads.clone()
+    said[check.rank] = check.own
     found = check.found.to(heads.device, non_blocking=True)
     is_first = differs & (found[0] == 0)
     # The flag behind the headers: a host that sees it sees them.
-    check.found[1:].copy_(torch.where(is_first, heads.flatten(), found[1:]), non_blocking=True)
+    check.found[1:].copy_(torch.where(is_first, said.flatten(), found[1:]), non_blocking=True)
     check.found[:1].copy_(found[:1] | differs, non_blocking=True)
     if check.last:
         check.number.add_(1)
@@ -84,6 +86,7 @@ def lay_out(
     rows: torch.Tensor,
     header: Sequence[int],
     number: torch.Tensor,
+    own: torch.Tensor,
     fits: torch.Tensor | None = None,
 ) -> None:
     """Write messages: a header each, and a part of the leaves; as `pycollective.triton.rows`."""
@@ -94,6 +97,7 @@ def lay_out(
         told[FITS] = fits
     for word, value in enumerate(told):  # as an argument of its kernel a number is not uploaded
         heads[:, word] = value
+    own.copy_(heads[0])
     parts = rows[:, BYTES:][:, : size * leaves.itemsize].view(leaves.dtype)
     full = 0
     if step and leaves.numel() >= size:

@@ -38,6 +38,7 @@ def lay_out(
     rows: torch.Tensor,
     header: Sequence[int],
     number: torch.Tensor,
+    own: torch.Tensor,
     fits: torch.Tensor | None = None,
 ) -> None:
     """Write a message for each of some ranks: a header of 64 bytes, and a part of the leaves.
@@ -50,10 +51,11 @@ def lay_out(
             multiples of 8 bytes.
         header: its 8 words, of 64 bits. The second is not used: ``number + 1`` is written.
         number: int64, ``(1,)``, on the device of all tensors: how many calls have ended.
+        own: int64, ``(8,)``, there: becomes the header, which the call's reductions compare.
         fits: int64, ``(1,)``, there: the header's last word. None: that of `header`.
     """
     kernels = _triton("rows", rows.device.type) or plain
-    kernels.lay_out(leaves, step, size, rows, header, number, fits)
+    kernels.lay_out(leaves, step, size, rows, header, number, own, fits)
 
 
 def narrowed(leaves: torch.Tensor, out: torch.Tensor, fits: torch.Tensor) -> None:
