@@ -117,6 +117,33 @@ def test_where_leaves_do_not_fit_results_are_nan_and_a_later_call_says_so(
             raise told
 
 
+def judged(comm, leaves):
+    """What works say of calls, by whether their leaves fit."""
+    group = standing(comm)
+    works = {}
+    with through(as_on_a_device(group, apart(comm.size))):
+        for fits, each in zip((True, False), leaves, strict=True):
+            tensors = [to_torch(each).clone()]
+            if fits:  # a work of two calls
+                tensors.append(torch.ones(3, dtype=BF16))
+            works[fits] = ordered.all_reduce(
+                tensors, "sum", group, True, narrow=BF16, narrow_check="device"
+            )
+    assert works[True].wait()
+    assert isinstance(failing(works[False].wait)[0], CollectiveMismatch)
+    return {fits: (work.is_success(), work.exception()) for fits, work in works.items()}
+
+
+def test_a_work_that_has_ended_well_is_not_told_of_later_calls(pool):
+    steps = [leaves_of(2, 20_000), leaves_of(2, 20_000, (1,))]
+    of_ranks = [[each[rank] for each in steps] for rank in range(2)]
+    for said in pool(2).call(judged, PerRank(of_ranks)):
+        assert said[True] == (True, None)
+        assert said[False][0] is False
+        with pytest.raises(CollectiveMismatch, match=MISFIT.format(1)):
+            raise said[False][1]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_host_looks_before_leaves_go(pool, kind):
     leaves = leaves_of(3, 30_000, (1,))

@@ -80,14 +80,20 @@ class DeviceCalls:
         self._found = under_way.written = found if device.type == "cpu" else found.pin_memory()
         self._seen = self._found.numpy()  # the same memory
 
-    def found(self) -> CollectiveError | None:
-        """What calls that the device has ended have found; never waits."""
+    def found(self, until: int | None = None) -> CollectiveError | None:
+        """What calls that the device has ended have found; never waits.
+
+        Args:
+            until: the last call that counts, by its number; None: the last one.
+        """
         if not self._seen[0]:
             return None
         rows = list(self._seen[1:].reshape(self._size, header.WORDS).view("uint8"))
         headers = [Header.read(row) for row in rows]
         mine = headers[self._rank]
         assert mine is not None
+        if until is not None and mine.number > until:
+            return None
         # A backend that was aborted leaves what the call before has left, or nothing.
         came = [each is not None and each.number >= mine.number for each in headers]
         known = [row if there else None for row, there in zip(rows, came, strict=True)]

@@ -169,7 +169,7 @@ class DeviceWork(dist.Work):
         value: the tensor, or the list, of its future.
         device: where the tensors are.
         streams: of the device.
-        found: says what calls that have ended have found.
+        found: says what calls that have ended have found, up to one by its number.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class DeviceWork(dist.Work):
         value: Any,
         device: torch.device,
         streams: Streams,
-        found: Callable[[], CollectiveError | None],
+        found: Callable[[int], CollectiveError | None],
     ) -> None:
         super().__init__()
         self._issued, self._value, self._found = issued, value, found
@@ -209,7 +209,7 @@ class DeviceWork(dist.Work):
 
     def exception(self) -> BaseException | None:
         """What is known to have gone wrong with it, or with a call before it; never waits."""
-        return self._issued.error or self._found()
+        return self._issued.error or self._found(self._issued.headers[-1].number)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future whose waiters wait in their streams, and the host does not."""
