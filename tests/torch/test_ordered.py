@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from pycollective import CollectiveMismatch, CollectiveTimeout, ConfigurationError, reference
 from pycollective.torch import ordered
@@ -341,6 +344,33 @@ def lazy(comm, name):
 @pytest.mark.parametrize("name", LAZY)
 def test_signs_beside_the_memory_are_refused(pool, name):
     pool(2).call(lazy, name)
+
+
+def wrapped(comm):
+    group = standing(comm)
+    mesh = DeviceMesh("cpu", torch.arange(comm.size))
+    shard = DTensor.from_local(torch.ones(4), mesh, [Shard(0)])
+    wrappers = [shard, torch.nn.Parameter(shard), AsyncCollectiveTensor(torch.ones(4))]
+    plain = torch.nn.Parameter(torch.ones(4))
+    with laid_out(group) as made:
+        for each in wrappers:
+            said = rf"{type(each).__name__} has no memory of its own; .* x\.to_local\(\)"
+            for call in (
+                lambda x: ordered.all_reduce(x, "sum", group),
+                lambda x: ordered.all_reduce([plain, x], "sum", group),
+                lambda x: ordered.reduce_scatter(plain[:2], x, "sum", group),
+                lambda x: ordered.reduce_scatter(x, plain, "sum", group),
+            ):
+                with pytest.raises(ConfigurationError, match=said):
+                    call(each)
+        sent = made.stats()["sent_messages"]
+        ordered.all_reduce(shard.to_local(), "sum", group)
+        ordered.all_reduce(plain, "sum", group)
+    return sent, shard.to_local().tolist(), plain.tolist()
+
+
+def test_tensors_without_memory_of_their_own_are_refused(pool):
+    assert pool(2).call(wrapped) == [(0, [2.0] * 4, [2.0] * 4)] * 2
 
 
 # --- Leaves that travel in a narrower type.

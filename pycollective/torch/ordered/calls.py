@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pycollective.dtypes import TRAITS
 from pycollective.errors import ConfigurationError
@@ -349,6 +350,12 @@ def check(
     for each in tensors:
         if each.layout != torch.strided:
             raise ConfigurationError(f"ordered: a {each.layout} tensor; give a dense one")
+        plain = type(each) is torch.Tensor or type(each) is torch.nn.Parameter
+        if not plain and is_traceable_wrapper_subclass(each):
+            raise ConfigurationError(
+                f"ordered: a {type(each).__name__} has no memory of its own; give the tensor in "
+                "it, x.to_local() of a DTensor, x.wait() of an AsyncCollectiveTensor"
+            )
         if each.device != tensors[0].device:
             raise ConfigurationError(
                 f"ordered: tensors on {tensors[0].device} and {each.device}; give those of one "
