@@ -373,6 +373,56 @@ def test_tensors_without_memory_of_their_own_are_refused(pool):
     assert pool(2).call(wrapped) == [(0, [2.0] * 4, [2.0] * 4)] * 2
 
 
+# --- Inference mode, which alone may write the tensors that are made in it.
+
+
+def in_and_out_of_inference_mode(comm, leaves, on_device, options):
+    """Results of calls in and out of the mode, of tensors made in and out of it."""
+    group = standing(comm)
+    count = leaves.size // comm.size * comm.size
+    found = []
+    with contextlib.ExitStack() as stack:
+        if on_device:
+            with torch.inference_mode():
+                made = as_on_a_device(group)
+            stack.enter_context(mock.patch.object(calls, "group_of", return_value=made))
+        else:
+            stack.enter_context(laid_out(group))
+        for of_tensors, of_calls in ((True, True), (False, False), (True, False), (False, True)):
+            with torch.inference_mode(of_tensors):
+                tensor, whole = to_torch(leaves).clone(), to_torch(leaves)[:count].clone()
+                part = torch.empty(count // comm.size)
+                assert part.is_inference() is of_tensors
+            with torch.inference_mode(of_calls):
+                ordered.all_reduce(tensor, "avg", group, **options)
+                ordered.reduce_scatter(part, whole, "avg", group, True, **options).wait()
+            found.append((to_numpy(tensor), to_numpy(part)))
+    return found
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"narrow": torch.bfloat16},
+        {"narrow": torch.bfloat16, "narrow_check": "device"},
+    ],
+    ids=["wide", "host", "device"],
+)
+@pytest.mark.parametrize("count", [7, 20_001])
+def test_inference_mode_comes_and_goes(pool, on_device, options, count):
+    leaves = [each.astype(np.float32) for each in order_sensitive("bfloat16", 2, count)]
+    want = reference.reduce(leaves, "avg")
+    parts = reference.reduce_scatter([each[: count - 1] for each in leaves], "avg")
+    outcomes = pool(2).call(in_and_out_of_inference_mode, PerRank(leaves), on_device, options)
+    for found, mine in zip(outcomes, parts, strict=True):
+        assert len(found) == 4
+        for whole, part in found:
+            assert same_bits(whole, want)
+            assert same_bits(part, mine)
+
+
 # --- Leaves that travel in a narrower type.
 
 

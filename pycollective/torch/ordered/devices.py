@@ -73,11 +73,13 @@ class DeviceCalls:
         self._pieces = Pieces(rank, size, messages, buffers, in_rows=True)
         self._recipe = tuple(recipe((0, size), leaves_of(size)))
         self.last: Header | None = None
-        self._number = torch.zeros(1, dtype=torch.int64, device=device)
-        self._own = torch.zeros(header.WORDS, dtype=torch.int64, device=device)
-        self._fits = torch.ones(1, dtype=torch.int64, device=device)
-        found = torch.zeros(1 + size * header.WORDS, dtype=torch.int64)
-        self._found = under_way.written = found if device.type == "cpu" else found.pin_memory()
+        with torch.inference_mode(False):  # or calls outside of that mode could not write them
+            self._number = torch.zeros(1, dtype=torch.int64, device=device)
+            self._own = torch.zeros(header.WORDS, dtype=torch.int64, device=device)
+            self._fits = torch.ones(1, dtype=torch.int64, device=device)
+            found = torch.zeros(1 + size * header.WORDS, dtype=torch.int64)
+            self._found = found if device.type == "cpu" else found.pin_memory()
+        under_way.written = self._found
         self._seen = self._found.numpy()  # the same memory
 
     def found(self, until: int | None = None) -> CollectiveError | None:

@@ -106,9 +106,11 @@ class OrderedGroup:
             CollectiveError: it failed, or one before it has; then the group makes no more calls.
             ConfigurationError: this process is a fork, whose messages would mix with its parent's.
         """
-        with self._alone(call.kind):
-            made = self._run(call)
-        call.done()
+        # Only that mode may write its tensors, and it is the thread's, not the call's.
+        with torch.inference_mode() if call.results.is_inference() else contextlib.nullcontext():
+            with self._alone(call.kind):
+                made = self._run(call)
+            call.done()
         return made
 
     def issue(

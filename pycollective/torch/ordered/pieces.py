@@ -83,7 +83,8 @@ class Buffers:
         stride = aligned(elements * dtype.itemsize)
         held = self._memory.get(name)
         if held is None or held.numel() < rows * stride:
-            held = self._make(rows * stride, dtype=torch.uint8, device=self._device)
+            with torch.inference_mode(False):  # or calls outside of that mode could not write it
+                held = self._make(rows * stride, dtype=torch.uint8, device=self._device)
             self._memory[name] = held
         typed = held if dtype == torch.uint8 else held.view(dtype)
         return typed.as_strided((rows, elements), (stride // dtype.itemsize, 1))
