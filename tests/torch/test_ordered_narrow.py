@@ -173,6 +173,26 @@ def test_the_host_waits_as_long_as_the_group(pool, check):
         assert "has not ended it after 0.05 s" in str(told)
 
 
+def finds_while_it_waits(comm, leaves):
+    """What is raised, and the exchanges of the call whose host hears of one before it."""
+    group = standing(comm)
+    made = as_on_a_device(group, apart(comm.size))
+    found = made._calls.found
+    with through(made), mock.patch.object(made._calls, "found", return_value=None) as known:
+        reduce(group, "all_reduce", leaves, "device")
+        issued = made._messages.issued
+        made.streams.done = False
+        known.side_effect = [None, found()]  # when the call begins, and when it has waited
+        told, _ = failing(reduce, group, "all_reduce", np.ones(30_000, "f4"), "host")
+    return told, made._messages.issued - issued
+
+
+def test_the_host_reads_no_answer_that_has_not_come(pool):
+    for told, exchanges in pool(2).call(finds_while_it_waits, PerRank(leaves_of(2, 20_000, (1,)))):
+        assert isinstance(told, CollectiveMismatch), told
+        assert exchanges == 1  # no leaves went
+
+
 def differ(comm, check, count):
     """What a rank is told by its first two calls, of which peers look in another way."""
     leaves = np.ones(count, "f4")

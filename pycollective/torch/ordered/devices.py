@@ -133,7 +133,6 @@ class DeviceCalls:
         Once one has, peers may not make the calls behind it, so those are not waited for.
         """
         self._wait(issued, "backward")
-        self.raise_late()
 
     def tell_names(self, number: int, name: torch.Tensor) -> list[bytes]:
         """Tell all ranks bytes of this one, as call `number`; returns every rank's.
@@ -304,6 +303,7 @@ class DeviceCalls:
         wait_for(come, self._messages.timeout, f"ordered: {what}")
         if issued.error is not None:
             raise issued.error
+        self.raise_late()  # if something was found the device may not have come to the end
 
 
 class _Any:
