@@ -80,7 +80,10 @@ def differently_called(comm, codec, topology, options):
 
 @pytest.mark.parametrize(
     ("codec", "topology", "options", "waiting"),
-    [("top_k", "2x2", {"density": 0.01}, 0), ("one_bit", "1,3", {}, 1)],
+    [
+        ("top_k", "2x2", {"density": 0.01}, 0),
+        pytest.param("one_bit", "1,3", {}, 1, marks=pytest.mark.storm),
+    ],
 )
 def test_ranks_of_a_host_that_differ_are_told_at_once(four, codec, topology, options, waiting):
     """A rank that is alone on its host may wait for the others until the group's timeout."""

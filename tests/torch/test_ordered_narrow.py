@@ -203,7 +203,7 @@ def differ(comm, check, count):
         return [failing(reduce, group, "all_reduce", leaves, check)[0] for _ in range(2)]
 
 
-@pytest.mark.parametrize("count", [40, 30_000])
+@pytest.mark.parametrize("count", [40, pytest.param(30_000, marks=pytest.mark.storm)])
 def test_ranks_that_look_in_other_ways_are_named(pool, count):
     """Few leaves go as they are; of many the exchanges do not fit each other."""
     said = f"all_reduce of {count} float32 (avg, as bfloat16"
