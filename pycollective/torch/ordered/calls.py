@@ -252,10 +252,6 @@ def reduce_scatter_over(
 def _issue(
     ordered: OrderedGroup, calls: Sequence[Call], value: Tensors, async_op: bool
 ) -> dist.Work | None:
-    def run() -> None:
-        for each in calls:
-            ordered.run(each)
-
     if ordered.streams is not None:
         # Among them those into which results are copied.
         tensors = [each for call in calls for each in (call.leaves, call.results)]
@@ -264,6 +260,11 @@ def _issue(
             return issued
         issued.wait()
         return None
+
+    def run() -> None:
+        for each in calls:
+            ordered.run(each)
+
     if not async_op:
         if ordered.worker.busy:
             ordered.worker.call(run)
@@ -452,6 +453,8 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def _by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     """The indices of the tensors of each dtype; complex ones are with their parts."""
+    if len(tensors) == 1:
+        return [[0]]
     found: dict[torch.dtype, list[int]] = {}
     for i, each in enumerate(tensors):
         found.setdefault(_real_dtype(each.dtype), []).append(i)

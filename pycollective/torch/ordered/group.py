@@ -47,6 +47,7 @@ _PREPARED_OPS = ("sum", "avg")
 _PREPARED_BYTES = 64 << 10
 # Seconds for peers to tell what they have called, once a call has failed.
 _TELLING = 1.0
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class OrderedGroup:
@@ -107,7 +108,7 @@ class OrderedGroup:
             ConfigurationError: this process is a fork, whose messages would mix with its parent's.
         """
         # Only that mode may write its tensors, and it is the thread's, not the call's.
-        with torch.inference_mode() if call.results.is_inference() else contextlib.nullcontext():
+        with torch.inference_mode() if call.results.is_inference() else _AS_IT_IS:
             with self._alone(call.kind):
                 made = self._run(call)
             call.done()
@@ -133,9 +134,10 @@ class OrderedGroup:
         try:
             with streams.behind_caller():
                 begun = True
-                headers = []
+                headers, runs_ahead = [], False
                 for each in calls:
                     headers.append(self.run(each))
+                    runs_ahead |= each.narrow is not None and each.narrow_check == "device"
                 event = streams.event()
         except BaseException:
             if begun:  # a capture that is refused must not wait for what runs outside of it
@@ -143,7 +145,7 @@ class OrderedGroup:
             raise
         issued = Issued(headers, event, tensors)
         self._under_way.add(issued)
-        if any(each.narrow is not None and each.narrow_check == "device" for each in calls):
+        if runs_ahead:
             self._raise_at_end_of_backward()
         return DeviceWork(issued, value, self.device, streams, way.found)
 
