@@ -228,7 +228,7 @@ ALIKE = {
     "cap": "bucket_cap_mb is nan, not above 0",
     "module": "model is a list, and no module",
     "buffer": "the first is kept (no gradient) of torch.int64, shape (1,), not kept (no gradient)",
-    "count": "step 0: 2 of 4 leaves have a count=",
+    "count": "step 0: 2 of 4 leaves have a count;",
     "threads": "rank(s) 1 have other threads",
     "leaves": "rank(s) 1 have other leaves than rank 0: 5, not 4",
     "step": "rank 0 is at step 0, and rank(s) 1 at [3]",
@@ -549,7 +549,7 @@ REFUSED = {
     "half a count": (lambda m, s: no_count(m, s, [1.5]), "leaf 0: count is 1.5"),
     "a count too large": (lambda m, s: no_count(m, s, [1 << 63]), "has count 9223372036854775808"),
     "counts too large": (lambda m, s: no_count(m, s, [1 << 53] * 4), "must make 1 to 90071992547"),
-    "some leaves counted": (some_counted, "all leaves of a step have a count=, or none"),
+    "some leaves counted": (some_counted, "all leaves of a step have a count, or none"),
     "no count": (no_count, "the counts make 0"),
 }
 

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.torch.leaves.buckets import Named, strides_of
 
@@ -93,10 +92,14 @@ class Model:
         ]
         return trained + others
 
-    def broadcast(self, comm: Communicator) -> None:
-        """Give all ranks rank 0's parameters and buffers, of any dtype, but those that DDP sent."""
+    def broadcast(self, send: Callable[[torch.Tensor], None]) -> None:
+        """Give all ranks rank 0's parameters and buffers, of any dtype, but those that DDP sent.
+
+        Args:
+            send: makes the bytes of a flat tensor those of rank 0.
+        """
         for _, each in self._begins:
-            _broadcast(comm, each.detach())
+            _broadcast(send, each.detach())
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -335,19 +338,19 @@ def _quantizer(tensor: torch.Tensor) -> str:
     return f"{storage}, scales {scales.tolist()}, zero points {points.tolist()}"
 
 
-def _broadcast(comm: Communicator, tensor: torch.Tensor) -> None:
+def _broadcast(send: Callable[[torch.Tensor], None], tensor: torch.Tensor) -> None:
     """Make a tensor's elements rank 0's: bytes move, so its dtype does not matter."""
     if not tensor.numel():
         return
     if tensor.is_quantized:
         memory = tensor.untyped_storage()
-        comm.broadcast(torch.empty(0, dtype=torch.uint8).set_(memory))
+        send(torch.empty(0, dtype=torch.uint8).set_(memory))
         return
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     each_once = [size if stride else 1 for size, stride in sizes]  # of an expanded tensor, too
     elements = tensor.as_strided(each_once, tensor.stride())
     sent = elements.resolve_conj().resolve_neg().contiguous()
     flat = sent.as_strided((sent.numel(),), (1,))  # also where one element has an odd stride
-    comm.broadcast(flat.view(torch.uint8))
+    send(flat.view(torch.uint8))
     if sent.data_ptr() != elements.data_ptr():
         elements.copy_(sent)

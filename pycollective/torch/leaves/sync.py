@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -13,9 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pycollective._core import Work
 from pycollective.agree import agree
-from pycollective.bootstrap.init import init
 from pycollective.communicator import Communicator
 from pycollective.errors import (
     CollectiveError,
@@ -24,12 +22,12 @@ from pycollective.errors import (
     in_words,
     named,
 )
-from pycollective.leaves.deal import leaves_of
-from pycollective.torch.backend import communicator_of
+from pycollective.leaves.deal import Deal
 from pycollective.torch.leaves import comparison
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
+from pycollective.torch.leaves.transport import Words, transport_of
 
 _MIB = 1 << 20
 
@@ -76,7 +74,7 @@ class LeafSync:
 
     Attributes:
         leaves: M.
-        local_leaves: this rank's, a range.
+        local_leaves: this rank's of the step that is under way or comes next, a range.
         seed: as given.
         step: steps that are done.
         in_order: whether leaves must come in the order of `local_leaves`; a `LeafSampler` sets it.
@@ -108,13 +106,12 @@ class LeafSync:
         self.in_order = False
         with ExitStack() as undo:
             self._undo = undo  # what close() does
-            self._comm = _communicator(group)
-            undo.callback(self._comm.close)
+            self._transport = transport_of(group)
+            undo.callback(self._transport.close)
             self._model = self._agree(model, grad_dtype, bucket_cap_mb)
-            self.local_leaves = leaves_of(self._comm.rank, self._comm.size, self.leaves)
-            self._model.broadcast(self._comm)
+            self._model.broadcast(self._transport.broadcast)
             self._begin(grad_dtype, bucket_cap_mb)
-            if self._comm.rank == 0:
+            if self._transport.rank == 0:
                 self._model.warn_of_state()
             self._undo = undo.pop_all()
 
@@ -130,16 +127,31 @@ class LeafSync:
         self._buckets = buckets_of(trained, self.leaves, grad_dtype, bucket_cap_mb * _MIB)
         self._is_open = False  # a leaf
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
-        self._given: dict[int, int] = {}  # leaves of this step, each with its count
-        self._reducing: list[Work[Any]] = []  # of the first buckets, in their order
-        self._header: Work[Any] | None = None
-        self._rows = np.zeros((self._comm.size, len(_HEADER)), np.int64)
+        self._given: dict[int, int] = {}  # leaves of this step, each with its count; -1 for none
+        self._settled = True  # the open leaf's count is known
+        self._averaging = 0  # so many of the first buckets
+        self._dealt: tuple[int, Deal] | None = None  # of which step
         self._complete = False  # the last step, and nobody asked yet
         self._broken = ""
         self._listen(grad_dtype)
 
-    @contextmanager
-    def leaf(self, leaf: int, count: int | None = None) -> Iterator[None]:
+    @property
+    def local_leaves(self) -> range:
+        runs = self._deal.held[self._transport.rank]
+        return range(*runs[0]) if runs else range(0)
+
+    def deal_of(self, step: int) -> Deal:
+        """Which rank gives which leaves in a step; each has one run of them, or none."""
+        return Deal.contiguous(self._transport.size, self.leaves)
+
+    @property
+    def _deal(self) -> Deal:
+        """Of the step that is under way, or comes next."""
+        if self._dealt is None or self._dealt[0] != self.step:
+            self._dealt = self.step, self.deal_of(self.step)
+        return self._dealt[1]
+
+    def leaf(self, leaf: int, count: int | None = None) -> AbstractContextManager[None]:
         """Compute one leaf: forward and one backward, in this block.
 
         The CPU generators of torch, NumPy and Python are seeded from (`seed`, `step`, `leaf`), so
@@ -161,10 +173,17 @@ class LeafSync:
             CollectiveMismatch: the ranks are not at the same step, or some leaves have a count.
             CollectiveError: as `Communicator.all_reduce`.
         """
-        leaf = self._open(leaf, count)
+        return self._turn(leaf, count, settled=True)
+
+    @contextmanager
+    def _turn(
+        self, leaf: int, count: int | None = None, *, settled: bool = False
+    ) -> Iterator[None]:
+        """Compute one leaf, as `leaf`; unless it is settled, `count` may say its count inside."""
+        leaf = self._open(leaf, count, settled)
         try:
-            if self._all_given:
-                self._issue_header()
+            if settled:
+                self._settle(leaf)
             computing = self._computing(leaf, partial(self._add, leaf))
             with self._model.unchanged(leaf), computing:
                 yield
@@ -195,9 +214,9 @@ class LeafSync:
         """
         self._refuse_broken()
         self._model.refuse_changed()
-        if not self.local_leaves:
+        if not (self._complete or self.local_leaves):
             try:
-                self._issue_header()
+                self._announce()
                 self._end_step()
             except BaseException as error:
                 self._break(f"step {self.step} raised", error)
@@ -283,7 +302,7 @@ class LeafSync:
 
     def stats(self) -> dict[str, int]:
         """Count what this LeafSync has sent from this rank to other hosts: `Communicator.stats`."""
-        return self._comm.stats()
+        return self._transport.stats()
 
     @property
     def nbytes(self) -> int:
@@ -299,7 +318,7 @@ class LeafSync:
 
     # --- A leaf.
 
-    def _open(self, leaf: int, count: int | None) -> int:
+    def _open(self, leaf: int, count: int | None, settled: bool) -> int:
         """Note a leaf, and return its number; or refuse it, and change nothing."""
         leaf = integer(leaf, "leaf")
         self._refuse_broken()
@@ -308,7 +327,7 @@ class LeafSync:
             mine = self.local_leaves
             has = f"{mine.start} to {mine.stop - 1}" if mine else "none"
             raise ConfigurationError(
-                f"leaf {leaf} is not one of rank {self._comm.rank}, which has {has} of "
+                f"leaf {leaf} is not one of rank {self._transport.rank}, which has {has} of "
                 f"{self.leaves}"
             )
         if self._receive is not None:
@@ -322,14 +341,33 @@ class LeafSync:
             raise ConfigurationError(
                 f"leaf {leaf} is out of turn: the LeafSampler's next batch is of leaf {turn}"
             )
-        number = -1 if count is None else integer(count, f"leaf {leaf}: count")
-        if count is not None and not 0 <= number <= _MOST_COUNT:
-            raise ConfigurationError(f"leaf {leaf} has count {count}, not 0 to {_MOST_COUNT}")
-        if any((number < 0) != (each < 0) for each in self._given.values()):
-            raise ConfigurationError(f"leaf {leaf}: all leaves of a step have a count=, or none")
+        number = _checked_count(leaf, count)
+        if settled:
+            self._refuse_mixed(leaf, number)
         self._given[leaf] = number
+        self._settled = settled
         self._complete = False
         return leaf
+
+    def _count(self, leaf: int, count: int) -> None:
+        """Say the count of the leaf that is open, before its backward."""
+        number = _checked_count(leaf, count)
+        if self._settled:
+            raise ConfigurationError(f"leaf {leaf}: its count comes once, and before its backward")
+        self._given[leaf] = number
+        self._settle(leaf)
+
+    def _settle(self, leaf: int) -> None:
+        """Take a leaf's count for what it is; with the last leaf's, all ranks are told."""
+        self._settled = True
+        self._refuse_mixed(leaf, self._given[leaf])
+        if self._all_given:
+            self._announce()
+
+    def _refuse_mixed(self, leaf: int, number: int) -> None:
+        others = [each for given, each in self._given.items() if given != leaf]
+        if any((number < 0) != (each < 0) for each in others):
+            raise ConfigurationError(f"leaf {leaf}: all leaves of a step have a count, or none")
 
     @contextmanager
     def _computing(self, leaf: int, receive: Callable[[Bucket, int], None]) -> Iterator[None]:
@@ -346,13 +384,15 @@ class LeafSync:
     def _add(self, leaf: int, bucket: Bucket, place: int) -> None:
         """Take a gradient, and add the bucket once it is full; average it in the last leaf."""
         name, gradient = self._gradient_of(bucket, place)
+        if not self._settled:
+            self._settle(leaf)
         if bucket.added or bucket.gradients[place] is not None:
             raise _twice(name, leaf)
         bucket.take(place, gradient)
         if not bucket.missing:
             bucket.add(leaf)
             if self._all_given:
-                self._reduce()
+                self._average()
 
     def _gradient_of(self, bucket: Bucket, place: int) -> tuple[str, torch.Tensor]:
         """Take it from the parameter, whose name comes with it."""
@@ -383,25 +423,21 @@ class LeafSync:
         """Note that no step can follow, and let no other rank wait for this one."""
         self._broken = f"{what} {in_words(error)}"
         if not isinstance(error, CollectiveError):  # which the others have, or will
-            self._comm.abort(self._broken)
+            self._transport.abort(self._broken)
 
     # --- A step.
 
-    def _issue_header(self) -> None:
+    def _announce(self) -> None:
         """Tell all ranks this one's step and counts, by the time that all compute their last."""
         counts = [each for each in self._given.values() if each >= 0]
-        total = min(
-            sum(counts), 2 * _MOST_COUNT
-        )  # any above the limit is refused; this fits 64 bits
-        mine = np.array([self.step, len(counts), total], np.int64)
-        self._header = self._comm.all_gather(self._rows, mine, async_op=True)
+        # Any total above the limit is refused; this fits 64 bits.
+        words = self.step, len(counts), min(sum(counts), 2 * _MOST_COUNT)
+        # Where this rank has given no counts there are none.
+        self._transport.announce(words, self._divisor_of, -1 not in self._given.values())
 
-    def _divisor(self) -> int | None:
-        """What all ranks' counts make, once all have come so far; None for M."""
-        if self._header is not None:
-            self._header.wait()
-            self._header = None
-        steps, counted, counts = self._rows.T
+    def _divisor_of(self, rows: Words) -> int | None:
+        """What all ranks' counts make; None for M."""
+        steps, counted, counts = rows.T
         if (steps != steps[0]).any():
             others = [int(rank) for rank in np.flatnonzero(steps != steps[0])]
             raise CollectiveMismatch(
@@ -410,7 +446,7 @@ class LeafSync:
             )
         if (given := int(counted.sum())) not in (0, self.leaves):
             raise CollectiveMismatch(
-                f"step {self.step}: {given} of {self.leaves} leaves have a count=; all have one, "
+                f"step {self.step}: {given} of {self.leaves} leaves have a count; all have one, "
                 "or none"
             )
         divisor = sum(map(int, counts)) if given else None
@@ -420,31 +456,19 @@ class LeafSync:
             )
         return divisor
 
-    def _reduce(self) -> None:
-        """Issue the buckets whose turn it is; in one order on all ranks."""
-        while len(self._reducing) < len(self._buckets):
-            bucket = self._buckets[len(self._reducing)]
+    def _average(self) -> None:
+        """Begin to average the buckets whose turn it is; in one order on all ranks."""
+        for bucket in self._buckets[self._averaging :]:
             if self.local_leaves and not bucket.added:
                 return
-            # A rank that has given no counts need not wait for the others': there are none.
-            divisor = None if -1 in self._given.values() else self._divisor()
-            self._reducing.append(
-                self._comm.all_reduce(
-                    bucket.accumulator,
-                    op="avg",
-                    out=bucket.averages,
-                    divisor=divisor,
-                    async_op=True,
-                )
-            )
+            self._averaging += 1
+            self._transport.average(bucket, self._deal)
 
     def _end_step(self) -> None:
         """Average what has not been yet, wait for all, and hand the averages out."""
-        self._reduce()
-        self._divisor()  # for its errors, where nobody has counted
-        for work in self._reducing:
-            work.wait()
-        self._reducing.clear()
+        self._average()
+        self._transport.finish()
+        self._averaging = 0
         self._given.clear()
         for bucket in self._buckets:
             bucket.accumulator.reset()
@@ -492,11 +516,7 @@ class LeafSync:
                 f"first is {said[other]}, not {said[0]}"
             )
 
-        def all_gather(row: Any) -> Any:
-            rows = np.empty((self._comm.size, row.size), np.uint8)
-            self._comm.all_gather(rows, row)
-            return rows
-
+        all_gather = self._transport.all_gather
         said = agree(all_gather, "LeafSync", mine, check)
         if any(each[_PARAMETERS] != said[0][_PARAMETERS] for each in said):
             # There may be too many to send what each is.
@@ -562,7 +582,6 @@ class _BeforeForward:
 
 _PARAMETERS = "parameters"
 _MOST_COUNT = 1 << 53  # of a leaf, and of all together: what fp64 holds
-_HEADER = ("step", "leaves that have a count", "their counts")
 
 
 def _twice(name: str, leaf: int) -> ConfigurationError:
@@ -572,14 +591,14 @@ def _twice(name: str, leaf: int) -> ConfigurationError:
     )
 
 
-def _communicator(group: dist.ProcessGroup | Communicator | None) -> Communicator:
-    """One of a LeafSync's own, of the ranks of `group`: its calls mix with no others."""
-    if group is None and not dist.is_initialized():
-        return init()
-    ranks = group if isinstance(group, Communicator) else communicator_of(group, "LeafSync")
-    comm = ranks.split(0)
-    assert comm is not None  # as it gave a color
-    return comm
+def _checked_count(leaf: int, count: int | None) -> int:
+    """As it is kept: -1 for none."""
+    if count is None:
+        return -1
+    number = integer(count, f"leaf {leaf}: count")
+    if not 0 <= number <= _MOST_COUNT:
+        raise ConfigurationError(f"leaf {leaf} has count {count}, not 0 to {_MOST_COUNT}")
+    return number
 
 
 def _set_grad_dtype(parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> None:
