@@ -135,3 +135,20 @@ def all_to_all(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What each rank ends with: its shard of every rank's flat input, in rank order."""
     parts = shards(len(inputs[0]), len(inputs))
     return [np.concatenate([x[part] for x in inputs]) for part in parts]
+
+
+def squares(array: np.ndarray | None) -> float:
+    """The sum of an array's squares, in float64: 8 lanes a row of dimension 0, then over rows."""
+    if array is None or array.size == 0:
+        return 0.0
+    with np.errstate(all="ignore"):
+        rows = array.astype(np.float64).reshape(array.shape[0] if array.ndim else 1, -1)
+        lanes = np.zeros((len(rows), 8))
+        for element in range(rows.shape[1]):
+            lanes[:, element % 8] += rows[:, element] * rows[:, element]
+        return float(tree(tree(lanes.T, np.add), np.add))
+
+
+def norm(arrays: Sequence[np.ndarray | None]) -> float:
+    """The L2 norm of all arrays together, of which None is +0."""
+    return float(np.sqrt(tree([squares(each) for each in arrays], np.add)))

@@ -240,6 +240,97 @@ void accumulate(const std::vector<py::object>& arrays, const Shapes& shapes,
   });
 }
 
+using NodeRows = std::vector<std::vector<std::size_t>>;
+
+double* room_of_sums(const Argument& sums, const NodeRows& rows) {
+  std::size_t nodes = 0;
+  for (const auto& each : rows) nodes += each.size();
+  if (sums.of(Dtype::kFloat64).count() != nodes)
+    refuse("there must be " + std::to_string(nodes) + " sums, one for each node, not " +
+           std::to_string(sums.count()));
+  return sums.as<double>();
+}
+
+void sum_squares(const std::vector<py::object>& arrays, const NodeRows& rows, const py::object& out,
+                 const std::string& simd) {
+  const SimdLevel level = level_named(simd);
+  if (arrays.size() != rows.size()) refuse("there must be rows for each array");
+  const Argument to(out, "out", true);
+  double* sums = room_of_sums(to, rows);
+  struct Node {
+    SquaresFn squares;
+    const std::byte* data;
+    std::size_t rows, length;
+    double* sum;
+  };
+  std::vector<Node> nodes;
+  std::vector<Argument> opened;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    if (arrays[i].is_none()) {
+      sums = std::fill_n(sums, rows[i].size(), 0.0);
+      continue;
+    }
+    const Argument& each = opened.emplace_back(arrays[i], "an array", false);
+    const SquaresFn squares = find_squares(each.dtype(), level);
+    if (squares == nullptr)
+      refuse("an array must be of a float type, not " + std::string(name_of(each.dtype())));
+    const std::size_t all = each.view().dimensions() == 0 ? 1 : each.view().extent(0);
+    const std::size_t length = all == 0 ? 0 : each.count() / all;
+    const auto* data = each.as<std::byte>();
+    std::size_t left = all;
+    for (const std::size_t some : rows[i]) {
+      if (some < 1 || some > left) refuse("an array's nodes must have its rows");
+      nodes.push_back({squares, data, some, length, sums++});
+      data += some * length * size_of(each.dtype());
+      left -= some;
+    }
+    if (left != 0) refuse("an array's nodes must have all its rows");
+  }
+  run([&] {
+    for (const Node& each : nodes) *each.sum = each.squares(each.data, each.rows, each.length);
+  });
+}
+
+// Of an order's nodes, which ascend.
+class Joining {
+ public:
+  Joining(const double* sums, const std::vector<std::size_t>& rows) : sums_(sums) {
+    for (const std::size_t some : rows) ends_.push_back(some + (ends_.empty() ? 0 : ends_.back()));
+  }
+
+  double root() {
+    if (ends_.empty()) return 0;
+    return node(0, ends_.back());
+  }
+
+ private:
+  double node(std::size_t lo, std::size_t hi) {
+    if (ends_[at_] == hi) return sums_[at_++];
+    if (ends_[at_] <= lo || ends_[at_] > hi) refuse("these are no nodes of the order");
+    std::size_t left = 1;
+    while (2 * left < hi - lo) left *= 2;
+    const double sum = node(lo, lo + left);
+    return sum + node(lo + left, hi);
+  }
+
+  const double* sums_;
+  std::vector<std::size_t> ends_;
+  std::size_t at_ = 0;
+};
+
+void join_sums(const py::object& sums, const NodeRows& rows, const py::object& out) {
+  const Argument from(sums, "sums", false), to(out, "out", true);
+  if (to.of(Dtype::kFloat64).count() != rows.size()) refuse("out must have room for each root");
+  const double* some = room_of_sums(from, rows);
+  run([&] {
+    auto* root = to.as<double>();
+    for (const auto& each : rows) {
+      *root++ = Joining(some, each).root();
+      some += each.size();
+    }
+  });
+}
+
 }  // namespace
 
 // For the package itself: none of these is part of the API.
@@ -263,6 +354,13 @@ void bind_reductions(py::module_& module) {
              "leaf_is_node.");
   module.def("leaf_is_node", or_raise(leaf_is_node), py::arg("leaf"), py::arg("shapes"),
              "Whether a leaf can be a node as it lies: contiguous arrays of float32.");
+  module.def("sum_squares", or_raise(sum_squares), py::arg("arrays"), py::arg("rows"),
+             py::arg("out"), py::arg("simd") = "",
+             "Sums of squares, in float64: of each array, or None (+0), those of its nodes, which "
+             "have so many rows of dimension 0, one behind the other (docs/contract.md, Norms).");
+  module.def("join_sums", or_raise(join_sums), py::arg("sums"), py::arg("rows"), py::arg("out"),
+             "Join the sums of nodes of the order, which have so many rows each: a root for each "
+             "list of rows, +0 for an empty one.");
   module.def(
       "simd_levels",
       [] {

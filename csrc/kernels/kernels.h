@@ -59,6 +59,11 @@ constexpr std::size_t kNodeRoom = 32;
 using AccumulateFn = void (*)(const void* leaf, const float* const* nodes, int n, float* out,
                               std::size_t count, bool streaming);
 
+// The sum of the squares of `rows` rows of `length` elements each, in fp64, by the contract's order
+// of a norm: T[0, rows) over the rows' sums, so that of a node's rows it is that node. `rows` is 1
+// or more; a row may be empty, which is +0. Any alignment.
+using SquaresFn = double (*)(const void* data, std::size_t rows, std::size_t length);
+
 struct Kernels {
   ReduceFn reduce = nullptr;
   CombineFn combine = nullptr;
@@ -67,6 +72,13 @@ struct Kernels {
 PYCOLLECTIVE_OF_EACH_LEVEL(Kernels find_kernels(Dtype dtype, ReduceOp op))
 
 PYCOLLECTIVE_OF_EACH_LEVEL(AccumulateFn find_accumulate(Dtype leaf))
+
+PYCOLLECTIVE_OF_EACH_LEVEL(SquaresFn find_squares(Dtype dtype))
+
+// Null where `dtype` is no float.
+inline SquaresFn find_squares(Dtype dtype, SimdLevel level) {
+  return PYCOLLECTIVE_AT_LEVEL(level, find_squares(dtype));
+}
 
 // Null where `leaf` is no float that fp32 holds.
 inline AccumulateFn find_accumulate(Dtype leaf, SimdLevel level) {

@@ -14,6 +14,7 @@ namespace {
 #include "kernels/reduce.inl"
 #include "kernels/combine.inl"
 #include "kernels/accumulate.inl"
+#include "kernels/squares.inl"
 // clang-format on
 
 template <class Codec, class Op, bool kAverage = false>
@@ -88,6 +89,12 @@ Kernels find_of(ReduceOp op) {
 }
 
 template <Dtype kType>
+SquaresFn squares_of() {
+  if constexpr (traits_of(kType).numbers == Numbers::kFloat) return sum_squares<kType>;
+  return nullptr;
+}
+
+template <Dtype kType>
 AccumulateFn accumulation_of() {
   if constexpr (traits_of(kType).numbers == Numbers::kFloat &&
                 traits_of(kType).accumulator == sizeof(float))
@@ -113,6 +120,17 @@ AccumulateFn find_accumulate(Dtype leaf) {
 #define PYCOLLECTIVE_CASE(X, numbers, type, ...) \
   case Dtype::type:                              \
     return accumulation_of<Dtype::type>();
+    PYCOLLECTIVE_EACH_DTYPE(PYCOLLECTIVE_CASE, )
+#undef PYCOLLECTIVE_CASE
+  }
+  return nullptr;
+}
+
+SquaresFn find_squares(Dtype dtype) {
+  switch (dtype) {
+#define PYCOLLECTIVE_CASE(X, numbers, type, ...) \
+  case Dtype::type:                              \
+    return squares_of<Dtype::type>();
     PYCOLLECTIVE_EACH_DTYPE(PYCOLLECTIVE_CASE, )
 #undef PYCOLLECTIVE_CASE
   }
