@@ -28,6 +28,7 @@ from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
 from pycollective.torch.leaves.transport import Words, transport_of
+from pycollective.torch.norm import clip_gradients
 
 _MIB = 1 << 20
 
@@ -228,6 +229,31 @@ class LeafSync:
                 "each is computed in `with sync.leaf(...)`"
             )
         self._complete = False
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale the averages so that their L2 norm is at most `max_norm`; after `finish`.
+
+        As `pycollective.torch.ordered.clip_grad_norm_` of the model's parameters, which see: the
+        norm has the same bits on any number of ranks. Nothing is sent.
+
+        Raises:
+            ConfigurationError: a step is under way, or none is complete; or an argument.
+            RuntimeError: as `error_if_nonfinite` asks.
+        """
+        self._refuse_broken()
+        trained = [each for _, each in self._model.trained]
+        if self._given or self._complete or any(each.grad is None for each in trained):
+            raise ConfigurationError(
+                f"clip_grad_norm_: the gradients of step {self.step} are not there: call it after "
+                "finish(), and before zero_grad()"
+            )
+        ids = {id(each) for each in trained}
+        gradients = [
+            each.grad if id(each) in ids else None for each in self._model.module.parameters()
+        ]
+        return clip_gradients(gradients, max_norm, norm_type, error_if_nonfinite)
 
     def compare_leaf(self, path: str | Path, leaf: int, compute: Callable[[], None]) -> str | None:
         """Compare one leaf's gradients with those of another launch, and say which differ.

@@ -1,0 +1,325 @@
+"""The norm of all gradients, and clipping by it: the same bits however gradients are sharded.
+
+Squares are added up by rows of dimension 0, then over a gradient's rows, then over the gradients,
+each time in the contract's order (docs/contract.md#norms). A rank that has some rows of a gradient
+has some nodes of that order. Ranks gather these, for all gradients at once, and each goes on alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from pycollective import _core
+from pycollective.agree import Bytes, agree
+from pycollective.errors import CollectiveMismatch, ConfigurationError
+from pycollective.order import cover
+from pycollective.torch.ordered.messages import failure
+
+_CALL = "clip_grad_norm_"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> torch.Tensor:
+    """Scale gradients, in place, so that their L2 norm is at most `max_norm`.
+
+    As ``torch.nn.utils.clip_grad_norm_``, whose norm has other bits for each number of shards. Here
+    they follow from the gradients' elements and shapes alone: for FSDP2, HSDP, DDP and one process
+    they are the same, and so are the clipped gradients. Where gradients are sharded it is
+    collective over the shards' group, of any backend, which gathers a few numbers a gradient.
+
+    Args:
+        parameters: one or several, in an order that is the same on all ranks. A gradient is a dense
+            tensor on the CPU of float32, bfloat16, float16 or float64, or a DTensor of such that is
+            sharded by dimension 0 over one mesh dimension, as `fully_shard` has it. One that is
+            None counts as +0, and keeps its place in the order.
+        max_norm: 0 or more.
+        norm_type: 2.0, the only one.
+        error_if_nonfinite: raise if the norm is infinite or NaN, and change nothing.
+
+    Returns:
+        The norm before clipping, a float64 tensor of no dimension. Gradients are multiplied by
+        ``max_norm / (norm + 1e-6)``, if that is below 1, rounded to float32.
+
+    Raises:
+        ConfigurationError: a gradient or an argument cannot be used so, on this rank or another of
+            the shards' group; nothing was changed.
+        CollectiveMismatch: the ranks have other gradients, or another `max_norm`.
+        CollectiveError: what the backend says of the gathering, after its timeout at the latest.
+        RuntimeError: the norm is not finite, as `error_if_nonfinite` asks; names the gradient.
+    """
+    if isinstance(parameters, torch.Tensor):
+        parameters = [parameters]
+    gradients = [each.grad for each in parameters]
+    return clip_gradients(gradients, max_norm, norm_type, error_if_nonfinite)
+
+
+@torch.no_grad()
+def clip_gradients(
+    gradients: Sequence[torch.Tensor | None],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> torch.Tensor:
+    """`clip_grad_norm_`, of the gradients themselves."""
+    max_norm, shards = float(max_norm), _shards_of(gradients)
+    try:
+        parts = _checked(gradients, shards, max_norm, norm_type)
+        problem = None
+    except ConfigurationError as error:
+        problem, parts = error, []
+    about = (max_norm, error_if_nonfinite, [each and each.described() for each in parts])
+    if shards is not None:
+        _agree(shards, problem, repr(about), parts)
+    elif problem is not None:
+        raise problem
+    roots = _roots(parts, shards)
+    norm = math.sqrt(_join(roots, [[1] * len(roots)])[0])
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise RuntimeError(f"{_CALL}: the norm is {norm}{_first_of(roots, gradients)}")
+    factor = max_norm / (norm + 1e-6)
+    if not factor >= 1:  # NaN too
+        mine = [each.local for each in parts if each is not None]
+        torch._foreach_mul_(mine, torch.tensor(factor, dtype=torch.float32))
+    return torch.tensor(norm, dtype=torch.float64)
+
+
+class _Shards(NamedTuple):
+    """The ranks over which gradients are sharded."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+    def run(self, rows: int, rank: int) -> tuple[int, int]:
+        """Which of so many rows a rank has, as torch.chunk cuts them."""
+        each = -(-rows // self.size)
+        return min(rank * each, rows), min((rank + 1) * each, rows)
+
+    def all_gather(self, row: Bytes) -> Bytes:
+        rows = torch.empty((self.size, row.size), dtype=torch.uint8)
+        try:
+            dist.all_gather(list(rows), torch.from_numpy(row), self.group)
+        except RuntimeError as error:
+            raise failure(error, ()) from error
+        return rows.numpy()
+
+
+class _Part(NamedTuple):
+    """A gradient, as far as this rank has it."""
+
+    local: torch.Tensor
+    shape: tuple[int, ...]  # of the whole
+    is_sharded: bool
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    def described(self) -> tuple[Any, ...]:
+        return self.shape, self.local.dtype, self.is_sharded
+
+
+def _shards_of(gradients: Sequence[torch.Tensor | None]) -> _Shards | None:
+    """The ranks of the first gradient that is sharded; None if none is, or not on CPUs."""
+    for each in gradients:
+        if each is None or each.device.type != "cpu":
+            continue
+        if (group := _group_of(each)) is not None:
+            return _Shards(group, dist.get_rank(group), dist.get_world_size(group))
+    return None
+
+
+def _group_of(gradient: torch.Tensor) -> dist.ProcessGroup | None:
+    """Over which a DTensor is sharded; None if it is whole, or not sharded as it must be."""
+    dimensions = _sharded_dimensions(gradient)
+    if len(dimensions) != 1:
+        return None
+    group: dist.ProcessGroup = gradient.device_mesh.get_group(dimensions[0])  # type: ignore[attr-defined]
+    return group
+
+
+def _sharded_dimensions(gradient: torch.Tensor) -> list[int]:
+    """Of its mesh; those over which a DTensor is not replicated."""
+    placements = getattr(gradient, "placements", ())  # to import DTensor takes seconds
+    return [i for i, each in enumerate(placements) if not each.is_replicate()]
+
+
+def _checked(
+    gradients: Sequence[torch.Tensor | None],
+    shards: _Shards | None,
+    max_norm: float,
+    norm_type: float,
+) -> list[_Part | None]:
+    if norm_type != 2:
+        raise ConfigurationError(f"{_CALL}: norm_type is {norm_type}; only 2.0, the L2 norm, is")
+    if not max_norm >= 0:
+        raise ConfigurationError(f"{_CALL}: max_norm is {max_norm}, and must be 0 or more")
+    return [
+        None if each is None else _part(f"gradient {place}", each, shards)
+        for place, each in enumerate(gradients)
+    ]
+
+
+def _part(what: str, gradient: torch.Tensor, shards: _Shards | None) -> _Part:
+    """The part of a gradient that this rank has.
+
+    Raises:
+        ConfigurationError: its squares cannot be added up by rows.
+    """
+    shape, local, is_sharded = tuple(gradient.shape), gradient.detach(), False
+    what = f"{what}, of shape {shape},"
+    if hasattr(gradient, "placements"):
+        is_sharded = bool(_sharded_dimensions(gradient))
+        if is_sharded:
+            _check_placements(what, gradient, shards)
+        local = local.to_local()  # type: ignore[attr-defined]
+    if local.device.type != "cpu":
+        raise ConfigurationError(f"{_CALL}: {what} is on {local.device}, and must be on a CPU")
+    if local.layout != torch.strided:
+        raise ConfigurationError(f"{_CALL}: {what} is a {local.layout} tensor, and must be dense")
+    if local.dtype not in _DTYPES:
+        names = ", ".join(map(str, _DTYPES))
+        raise ConfigurationError(f"{_CALL}: {what} is of {local.dtype}, and must be of {names}")
+    if is_traceable_wrapper_subclass(local):
+        raise ConfigurationError(
+            f"{_CALL}: {what} is a {type(local).__name__}, which has no memory of its own; give "
+            "plain tensors or DTensors"
+        )
+    if is_sharded:
+        assert shards is not None
+        lo, hi = shards.run(shape[0], shards.rank)
+        if local.shape != (hi - lo, *shape[1:]):
+            raise ConfigurationError(
+                f"{_CALL}: {what} is sharded unevenly: this rank has {tuple(local.shape)}, and "
+                f"torch.chunk would give it {hi - lo} rows; shard it as fully_shard does"
+            )
+    return _Part(local, shape, is_sharded)
+
+
+def _check_placements(what: str, gradient: Any, shards: _Shards | None) -> None:
+    """Refuse a DTensor of which ranks have other things than runs of rows."""
+    from torch.distributed.tensor import Shard
+
+    dimensions = _sharded_dimensions(gradient)
+    placement = gradient.placements[dimensions[0]]
+    if len(dimensions) != 1 or type(placement) is not Shard or placement.dim != 0:
+        raise ConfigurationError(
+            f"{_CALL}: {what} has placements {gradient.placements}; only Shard(0) over one mesh "
+            "dimension can be added up by rows, Replicate() over the others. Leave out "
+            "shard_placement_fn and tensor parallelism, or clip with torch.nn.utils"
+        )
+    group = _group_of(gradient)
+    if shards is not None and group is not shards.group:
+        ranks = [dist.get_process_group_ranks(each) for each in (group, shards.group)]
+        if ranks[0] != ranks[1]:
+            raise ConfigurationError(
+                f"{_CALL}: {what} is sharded over ranks {ranks[0]}, and one before it over "
+                f"{ranks[1]}; all must be over the same"
+            )
+
+
+def _agree(
+    shards: _Shards, problem: ConfigurationError | None, about: str, parts: Sequence[_Part | None]
+) -> None:
+    """Go on if all ranks have gradients alike; else raise on all of them."""
+    digest = blake2b(about.encode(), digest_size=16).digest() if problem is None else bytes(16)
+    rows = shards.all_gather(np.frombuffer(digest, np.uint8).copy())
+    if problem is None and (rows == rows[0]).all():
+        return
+
+    def mine() -> list[str]:
+        if problem is not None:
+            raise problem
+        given = sum(each is not None for each in parts)
+        return [digest.hex(), f"{given} gradients of {len(parts)}, {about[:200]}"]
+
+    def check(said: list[list[str]]) -> None:
+        for rank, (other, text) in enumerate(said):
+            if other != said[0][0]:
+                raise CollectiveMismatch(
+                    f"{_CALL}: rank {rank} has {text}..., and rank 0 {said[0][1]}...: all ranks "
+                    "must give the same parameters, and the same max_norm"
+                )
+
+    agree(shards.all_gather, _CALL, mine, check)
+
+
+class _Nodes(NamedTuple):
+    """The nodes of some gradients, each over its rows, that ranks have."""
+
+    held: list[list[list[int]]]  # of each rank, of each gradient: rows of each node
+    most: int  # of a rank, 1 at least: what is gathered is not empty
+    places: np.ndarray[Any, np.dtype[np.intp]]  # of each gradient's nodes in what all ranks gather
+    joined: list[list[int]]  # of each gradient: all ranks' nodes
+
+
+@lru_cache(maxsize=16)
+def _nodes_of(rows: tuple[int, ...], ranks: int) -> _Nodes:
+    """Where so many ranks have a run of rows of each gradient."""
+    each_rank = _Shards(None, 0, ranks)  # type: ignore[arg-type]
+    held = [
+        [[hi - lo for lo, hi in cover(*each_rank.run(count, rank), count)] for count in rows]
+        for rank in range(ranks)
+    ]
+    sizes = [[len(nodes) for nodes in of_rank] for of_rank in held]
+    most = max(1, *map(sum, sizes))
+    begins = [rank * most + np.cumsum([0, *of_rank]) for rank, of_rank in enumerate(sizes)]
+    places = [
+        np.arange(begin[number], begin[number + 1])
+        for number in range(len(rows))
+        for begin in begins
+    ]
+    joined = [[n for of_rank in held for n in of_rank[number]] for number in range(len(rows))]
+    return _Nodes(held, most, np.concatenate(places), joined)
+
+
+def _roots(parts: Sequence[_Part | None], shards: _Shards | None) -> list[float]:
+    """The sum of each gradient's squares, +0 for None."""
+    roots = [0.0] * len(parts)
+    for is_sharded in (False, True):
+        mine = [
+            (place, each)
+            for place, each in enumerate(parts)
+            if each is not None and each.is_sharded == is_sharded
+        ]
+        if not mine:
+            continue
+        rank, ranks = (shards.rank, shards.size) if is_sharded and shards is not None else (0, 1)
+        nodes = _nodes_of(tuple(each.rows for _, each in mine), ranks)
+        sums = np.zeros(nodes.most)
+        held = nodes.held[rank]
+        arrays = [each.local.contiguous() for _, each in mine]
+        _core.sum_squares(arrays, held, sums[: sum(map(len, held))])
+        if is_sharded and shards is not None:
+            sums = shards.all_gather(sums.view(np.uint8)).reshape(-1).view(np.float64)[nodes.places]
+        for (place, _), root in zip(mine, _join(sums, nodes.joined), strict=True):
+            roots[place] = root
+    return roots
+
+
+def _join(sums: Any, rows: list[list[int]]) -> list[float]:
+    """The roots of nodes with these sums and so many rows."""
+    roots = np.empty(len(rows))
+    _core.join_sums(np.asarray(sums, np.float64), rows, roots)
+    return list(map(float, roots))
+
+
+def _first_of(roots: Sequence[float], gradients: Sequence[torch.Tensor | None]) -> str:
+    for place, (root, each) in enumerate(zip(roots, gradients, strict=True)):
+        if each is not None and not math.isfinite(root):
+            return f", first in gradient {place} of {len(roots)}, of shape {tuple(each.shape)}"
+    return ""
