@@ -247,8 +247,9 @@ def _stderr(rank: _Rank) -> str:
 
 
 def results(outcomes: list[Outcome]) -> list[Any]:
-    """Every rank's result; raises what any rank raised."""
-    for each in outcomes:
+    """Every rank's result; raises what a rank raised first: what others raised may follow from it,
+    as their timeouts do."""
+    for each in sorted(outcomes, key=lambda each: each.ended):
         if each.error is not None:
             raise each.error
         if each.exit_code is not None:
