@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 from pycollective.errors import ConfigurationError
 from pycollective.torch.leaves.generators import integer, seed_of
-from pycollective.torch.leaves.sync import LeafSync
+
+
+class Leaves(Protocol):
+    """What a sampler reads of a `LeafSync`."""
+
+    leaves: int
+    seed: int
+    step: int
+    in_order: bool
+
+    @property
+    def local_leaves(self) -> range: ...
 
 
 class LeafSampler(Sampler[list[int]]):
@@ -32,13 +45,17 @@ class LeafSampler(Sampler[list[int]]):
         micro_batch: samples of a leaf.
 
     Attributes:
+        sync: as given.
+        samples: as given.
+        micro_batch: as given.
         steps_per_epoch: steps in which each sample is at most once.
+        iterations: how often it was iterated.
 
     Raises:
         ConfigurationError: there are too few samples for one step, or `micro_batch` is below 1.
     """
 
-    def __init__(self, sync: LeafSync, samples: int, micro_batch: int) -> None:
+    def __init__(self, sync: Leaves, samples: int, micro_batch: int) -> None:
         samples = integer(samples, "LeafSampler: samples")
         micro_batch = integer(micro_batch, "LeafSampler: micro_batch")
         if micro_batch < 1:
@@ -49,29 +66,78 @@ class LeafSampler(Sampler[list[int]]):
                 f"LeafSampler: a step of {sync.leaves} leaves of {micro_batch} takes {step} "
                 f"samples, and the dataset has {samples}"
             )
-        self._sync = sync
-        self._samples = samples
-        self._micro_batch = micro_batch
+        self.sync = sync
+        self.samples = samples
+        self.micro_batch = micro_batch
         self.steps_per_epoch = samples // step
+        self.iterations = 0
+        self._notes: deque[tuple[int, int]] | None = None  # of the next iteration
+        self._epoch: tuple[int, torch.Tensor] | None = None  # the last that was asked for
         sync.in_order = True
 
     def __len__(self) -> int:
         raise TypeError(
             "a LeafSampler has no end, and so neither has its DataLoader: an epoch is "
-            f"steps_per_epoch ({self.steps_per_epoch}) steps of {len(self._sync.local_leaves)} "
+            f"steps_per_epoch ({self.steps_per_epoch}) steps of {len(self.sync.local_leaves)} "
             "batches on this rank"
         )
 
     def __iter__(self) -> Iterator[list[int]]:
-        if not self._sync.local_leaves:
-            return
-        size = self._micro_batch
-        epoch, step = divmod(self._sync.step, self.steps_per_epoch)
-        while True:
-            generator = torch.Generator().manual_seed(seed_of(self._sync.seed, epoch))
-            order = torch.randperm(self._samples, generator=generator)
-            for now in range(step, self.steps_per_epoch):
-                for leaf in self._sync.local_leaves:
-                    begin = (now * self._sync.leaves + leaf) * size
-                    yield order[begin : begin + size].tolist()
-            epoch, step = epoch + 1, 0
+        self.iterations += 1
+        notes, self._notes = self._notes, None
+        return self._draw(notes)
+
+    def note_next(self) -> deque[tuple[int, int]]:
+        """Return where the next iteration notes the step and leaf of each batch that it draws."""
+        self._notes = deque()
+        return self._notes
+
+    def indices_of(self, step: int, leaf: int) -> list[int]:
+        """Return the samples of a leaf, from 0, which follow from seed, step and leaf alone."""
+        epoch, now = divmod(step, self.steps_per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            generator = torch.Generator().manual_seed(seed_of(self.sync.seed, epoch))
+            self._epoch = epoch, torch.randperm(self.samples, generator=generator)
+        begin = (now * self.sync.leaves + leaf) * self.micro_batch
+        return self._epoch[1][begin : begin + self.micro_batch].tolist()
+
+    def read(self, loader: Any, step: int, leaf: int) -> Any:
+        """Return the batch of any leaf of any step, out of turn, on any rank.
+
+        Args:
+            loader: whose dataset and ``collate_fn`` make it, in this process.
+            step: from 0.
+            leaf: 0 to M - 1.
+
+        Raises:
+            ConfigurationError: there is no such step or leaf, or the dataset is an IterableDataset.
+        """
+        step, leaf = integer(step, "read: step"), integer(leaf, "read: leaf")
+        if step < 0 or not 0 <= leaf < self.sync.leaves:
+            raise ConfigurationError(
+                f"read: step {step}, leaf {leaf}: steps are from 0, and leaves 0 to "
+                f"{self.sync.leaves - 1}"
+            )
+        dataset, indices = loader.dataset, self.indices_of(step, leaf)
+        refuse_iterable(dataset)
+        by_list = getattr(dataset, "__getitems__", None)  # as DataLoader does
+        return loader.collate_fn(by_list(indices) if by_list else [dataset[i] for i in indices])
+
+    def _draw(self, notes: deque[tuple[int, int]] | None) -> Iterator[list[int]]:
+        step = self.sync.step
+        while self.sync.local_leaves:
+            for leaf in self.sync.local_leaves:
+                if notes is not None:
+                    notes.append((step, leaf))
+                yield self.indices_of(step, leaf)
+            step += 1
+
+
+def refuse_iterable(dataset: object) -> None:
+    """Refuse an IterableDataset by name."""
+    if isinstance(dataset, IterableDataset):
+        raise ConfigurationError(
+            f"{type(dataset).__name__} is an IterableDataset, whose samples have no numbers by "
+            "which a leaf could have the same on any number of ranks: give them numbers "
+            "(__getitem__, __len__), or load data yourself and use sync.leaf"
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b, sha256
@@ -27,6 +28,7 @@ from pycollective.torch.leaves import comparison
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
+from pycollective.torch.leaves.steps import Step, Steps, sampler_of
 from pycollective.torch.leaves.transport import Words, transport_of
 from pycollective.torch.norm import clip_gradients
 
@@ -41,18 +43,16 @@ class LeafSync:
     each leaf's gradients are (docs/any_number_of_ranks.md says when they are). Each rank computes
     `local_leaves`, a run of leaves; it may be empty where there are more ranks than leaves:
 
-        for step in range(sync.step, steps):
-            for leaf in sync.local_leaves:
-                x, y = next(batches)
-                with sync.leaf(leaf):
-                    loss(model(x), y).backward()
-            sync.finish()
+        for step in sync.steps(loader, until=1000):
+            for x, y in step:
+                loss(model(x), y).backward()
             optimizer.step()
 
     When a rank's last leaf ends, the ``.grad`` of every parameter is the average over all leaves of
-    the step, on every rank. Buckets of gradients are averaged while backward goes on. These
-    ``.grad`` are views of memory that the next step's averages overwrite; `leaf` makes ``.grad``
-    None, so ``zero_grad`` is not needed. A parameter that a leaf does not use counts as +0 in it.
+    the step, on every rank; until then it is None. Buckets of gradients are averaged while backward
+    goes on. These ``.grad`` are views of memory that the next step's averages overwrite, and
+    ``zero_grad`` is not needed. A parameter that a leaf does not use counts as +0 in it. Who loads
+    data without a `LeafSampler` computes leaves by `leaf` and `finish`.
 
     Without DistributedDataParallel, parameters and buffers become rank 0's here. With it, around
     the model or inside, its ``no_sync`` holds all the time, so what it was told of buckets does not
@@ -132,8 +132,12 @@ class LeafSync:
         self._settled = True  # the open leaf's count is known
         self._averaging = 0  # so many of the first buckets
         self._dealt: tuple[int, Deal] | None = None  # of which step
+        self._divisor = self.leaves  # of the averages of the last step
         self._complete = False  # the last step, and nobody asked yet
+        self._loop: Steps | None = None  # the one that goes on
+        self._handed_out: Step | None = None  # by it, and not complete
         self._broken = ""
+        self._left = False  # a leaf, which is why it is broken, and nobody was told
         self._listen(grad_dtype)
 
     @property
@@ -152,8 +156,62 @@ class LeafSync:
             self._dealt = self.step, self.deal_of(self.step)
         return self._dealt[1]
 
+    def steps(self, loader: Iterable[Any], *, until: int | None = None) -> Steps:
+        """Go through a training's steps, with their leaves' batches.
+
+            for step in sync.steps(loader, until=1000):
+                for x, y in step:  # a batch for each leaf of this rank
+                    loss(model(x), y).backward()
+                optimizer.step()
+
+        It begins with the step that this LeafSync is at. Leaf and batch come together, and each
+        leaf is computed as in a block of `leaf`. Collective: all ranks call it, and iterate. One
+        loop goes on at a time.
+
+        Args:
+            loader: has a `LeafSampler` of this LeafSync as its ``batch_sampler``, as
+                `torch.utils.data.DataLoader` has. Nothing else iterates it meanwhile.
+            until: the number of the step before which it ends, however often the run is resumed;
+                None to go on for ever.
+
+        Raises:
+            ConfigurationError: on all ranks, the loader of one cannot be used so; says why.
+            CollectiveMismatch: ranks are at other steps, or have another `until` or LeafSampler.
+        """
+        self._refuse_broken()
+        if self._given:
+            raise ConfigurationError(f"steps: step {self.step} is under way, and no other begins")
+        if until is not None:
+            until = integer(until, "steps: until")
+
+        def mine() -> dict[str, Any]:
+            sampler = sampler_of(loader, self)
+            return {
+                "step": self.step,
+                "until": until,
+                "samples of a LeafSampler": sampler.samples,
+                "micro_batch": sampler.micro_batch,
+            }
+
+        def check(said: list[dict[str, Any]]) -> None:
+            _refuse_unlike("steps", said, [*said[0]])
+
+        agree(self._transport.all_gather, "steps", mine, check)
+        self._handed_out = None
+        self._loop = Steps(self, loader, until)
+        return self._loop
+
     def leaf(self, leaf: int, count: int | None = None) -> AbstractContextManager[None]:
         """Compute one leaf: forward and one backward, in this block.
+
+        It is for those who load data without a loader that `steps` takes:
+
+            for step in range(sync.step, steps):
+                for leaf in sync.local_leaves:
+                    with sync.leaf(leaf):
+                        loss(model(x_of(step, leaf)), y_of(step, leaf)).backward()
+                sync.finish()
+                optimizer.step()
 
         The CPU generators of torch, NumPy and Python are seeded from (`seed`, `step`, `leaf`), so
         dropout draws the same whatever rank has the leaf, and go on afterwards as if nothing had
@@ -168,12 +226,13 @@ class LeafSync:
 
         Raises:
             ConfigurationError: the leaf is not this rank's or not its turn, or was given already;
-                there is no backward, or more than one; a weight has changed in the block; the
-                model is not as it was at the beginning; or a leaf has raised before. The other
-                ranks' calls end with `CollectiveAborted`.
+                a step of `steps` is under way; there is no backward, or more than one; a weight has
+                changed in the block; the model is not as it was at the beginning; or a leaf has
+                raised before. The other ranks' calls end with `CollectiveAborted`.
             CollectiveMismatch: the ranks are not at the same step, or some leaves have a count.
             CollectiveError: as `Communicator.all_reduce`.
         """
+        self._refuse_in_loop()
         return self._turn(leaf, count, settled=True)
 
     @contextmanager
@@ -199,6 +258,9 @@ class LeafSync:
                     bucket.add(leaf)
             if self._all_given:
                 self._end_step()
+        except GeneratorExit:  # of the loop: Python tells it no more
+            self._leave(leaf)
+            raise
         except BaseException as error:
             self._break(f"leaf {leaf} of step {self.step} raised", error)
             raise
@@ -206,22 +268,18 @@ class LeafSync:
     def finish(self) -> None:
         """Make sure that the step is complete, before the optimizer's; takes part without leaves.
 
-        Only a rank without leaves must call it. Where a rank has some, it says what lacks.
+        `steps` does it by itself. Only a rank without leaves must call it. Where a rank has some,
+        it says what lacks.
 
         Raises:
-            ConfigurationError: a leaf of this step was not given; or other parameters require a
-                gradient than at the beginning.
+            ConfigurationError: a leaf of this step was not given; a step of `steps` is under way;
+                or other parameters require a gradient than at the beginning.
             CollectiveError: as `leaf`, on a rank without leaves.
         """
-        self._refuse_broken()
+        self._refuse_in_loop()
         self._model.refuse_changed()
         if not (self._complete or self.local_leaves):
-            try:
-                self._announce()
-                self._end_step()
-            except BaseException as error:
-                self._break(f"step {self.step} raised", error)
-                raise
+            self._take_part()
         elif not self._complete:
             lacking = [leaf for leaf in self.local_leaves if leaf not in self._given]
             raise ConfigurationError(
@@ -339,8 +397,13 @@ class LeafSync:
         """Leave the model as it was, but for its ``.grad``.
 
         A gradient whose dtype is not its parameter's own (`grad_dtype`) is dropped.
+
+        Raises:
+            ConfigurationError: a leaf of `steps` was left before its end, and nothing has said so.
         """
         self._undo.close()
+        if self._left and sys.exc_info()[0] is None:
+            self._refuse_broken()
 
     # --- A leaf.
 
@@ -441,14 +504,36 @@ class LeafSync:
         """Whether this rank's last leaf of the step is under way, or over."""
         return len(self._given) == len(self.local_leaves)
 
+    def _refuse_in_loop(self) -> None:
+        self._refuse_broken()
+        if self._handed_out is not None:
+            raise ConfigurationError(
+                f"step {self._handed_out.number} is under way in sync.steps, which begins and ends "
+                "its leaves: compute them in `for batch in step`, without leaf() and finish()"
+            )
+
     def _refuse_broken(self) -> None:
         if self._broken:
+            self._left = False
             raise ConfigurationError(f"this LeafSync cannot go on: {self._broken}")
 
     def _break(self, what: str, error: BaseException) -> None:
         """Note that no step can follow, and let no other rank wait for this one."""
+        if self._broken:
+            return
         self._broken = f"{what} {in_words(error)}"
         if not isinstance(error, CollectiveError):  # which the others have, or will
+            self._transport.abort(self._broken)
+
+    def _leave(self, leaf: int) -> None:
+        """Note that the loop was left inside a leaf; Python does not say why."""
+        if not self._broken:
+            self._left = True
+            self._broken = (
+                f"leaf {leaf} of step {self.step} was left before its end, by a break, a return or "
+                "an exception, and the step has no averages: go through all leaves of a step (a "
+                "leaf is skipped by zeros), and end a training between steps"
+            )
             self._transport.abort(self._broken)
 
     # --- A step.
@@ -476,11 +561,27 @@ class LeafSync:
                 "or none"
             )
         divisor = sum(map(int, counts)) if given else None
+        self._divisor = divisor or self.leaves
         if divisor is not None and not 0 < divisor <= _MOST_COUNT:
             raise ConfigurationError(
                 f"step {self.step}: the counts make {divisor}, and must make 1 to {_MOST_COUNT}"
             )
         return divisor
+
+    def _hand_out(self, step: Step) -> None:
+        """Begin a step of the loop: an optimizer that steps before it is complete does nothing."""
+        for bucket in self._buckets:
+            bucket.begin()
+        self._handed_out = step
+
+    def _take_part(self) -> None:
+        """Complete a step in which this rank has no leaves."""
+        try:
+            self._announce()
+            self._end_step()
+        except BaseException as error:
+            self._break(f"step {self.step} raised", error)
+            raise
 
     def _average(self) -> None:
         """Begin to average the buckets whose turn it is; in one order on all ranks."""
@@ -494,6 +595,9 @@ class LeafSync:
         """Average what has not been yet, wait for all, and hand the averages out."""
         self._average()
         self._transport.finish()
+        if self._handed_out is not None:
+            self._handed_out.exchange(self._transport.all_gather, self._divisor)
+            self._handed_out = None
         self._averaging = 0
         self._given.clear()
         for bucket in self._buckets:
@@ -527,13 +631,7 @@ class LeafSync:
             }
 
         def check(said: list[dict[str, Any]]) -> None:
-            for what, value in said[0].items():
-                others = [rank for rank, each in enumerate(said) if each[what] != value]
-                if others and what != _PARAMETERS:
-                    raise CollectiveMismatch(
-                        f"LeafSync: {named(others)} have other {what} than rank 0: "
-                        f"{said[others[0]][what]}, not {value}"
-                    )
+            _refuse_unlike("LeafSync", said, [what for what in said[0] if what != _PARAMETERS])
 
         def check_first(said: list[str]) -> None:
             other = next(rank for rank, each in enumerate(said) if each != said[0])
@@ -608,6 +706,17 @@ class _BeforeForward:
 
 _PARAMETERS = "parameters"
 _MOST_COUNT = 1 << 53  # of a leaf, and of all together: what fp64 holds
+
+
+def _refuse_unlike(call: str, said: list[dict[str, Any]], whats: list[str]) -> None:
+    """Refuse ranks that say other than rank 0."""
+    for what in whats:
+        value = said[0][what]
+        if others := [rank for rank, each in enumerate(said) if each[what] != value]:
+            raise CollectiveMismatch(
+                f"{call}: {named(others)} have other {what} than rank 0: "
+                f"{said[others[0]][what]}, not {value}"
+            )
 
 
 def _twice(name: str, leaf: int) -> ConfigurationError:

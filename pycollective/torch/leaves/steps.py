@@ -1,0 +1,262 @@
+"""A training's loop: its steps, and in each the leaves of this rank with their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+from weakref import ReferenceType, ref
+
+from pycollective.agree import Bytes
+from pycollective.errors import ConfigurationError
+from pycollective.torch.leaves.log import Log
+from pycollective.torch.leaves.sampler import LeafSampler, Leaves, refuse_iterable
+
+
+class Sync(Leaves, Protocol):
+    """What a loop needs of a `LeafSync`.
+
+    Attributes:
+        _loop: the one that goes on.
+        _handed_out: the step that this loop has handed out, until it is complete.
+    """
+
+    _loop: Steps | None
+    _handed_out: Step | None
+
+    def _hand_out(self, step: Step) -> None: ...
+    def _turn(self, leaf: int) -> AbstractContextManager[None]: ...
+    def _take_part(self) -> None: ...
+    def _count(self, leaf: int, count: int) -> None: ...
+    def _break(self, what: str, error: BaseException) -> None: ...
+    def _refuse_broken(self) -> None: ...
+
+
+class Steps:
+    """What `LeafSync.steps` returns: iterates over `Step`.
+
+    ``len()`` is the number of steps that are left; without an end it raises. Each step's ``.grad``
+    is None from here until the step is complete, so an optimizer that steps too early does nothing.
+    """
+
+    def __init__(self, sync: Sync, loader: Iterable[Any], until: int | None) -> None:
+        self._sync, self._until = sync, until
+        self._batches = _Batches(sync, loader)
+
+    def __len__(self) -> int:
+        if self._until is None:
+            raise TypeError("sync.steps(loader) has no end: give it one by until=")
+        return max(0, self._until - self._sync.step)
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        """Hand out the next step.
+
+        Raises:
+            ConfigurationError: the one before is not complete, or another loop has begun.
+        """
+        sync = self._sync
+        if sync._loop is not self:
+            raise ConfigurationError(
+                "another sync.steps(...) has begun, and a LeafSync has one loop at a time: end "
+                "this one before"
+            )
+        if (before := sync._handed_out) is not None:
+            before.give_up()
+        sync._refuse_broken()
+        if self._until is not None and sync.step >= self._until:
+            raise StopIteration
+        step = Step(sync, self._batches.read)
+        sync._hand_out(step)
+        return step
+
+
+class Step:
+    """One step of a training: iterates over this rank's batches, one a leaf, once.
+
+    A leaf begins when its batch is handed out, and ends when the next batch is asked for: forward
+    and one backward go between. With the last, the step is complete. On a rank without leaves there
+    are no batches, and to iterate takes part in the averages.
+
+    Attributes:
+        number: of the step, from 0.
+        leaf: the number of the leaf that is under way; None between leaves.
+    """
+
+    def __init__(self, sync: Sync, read: Callable[[int], Any]) -> None:
+        self.number = sync.step
+        self.leaf: int | None = None
+        self._sync, self._read = sync, read
+        # Not held: a loop that is left lets go of it, which ends the leaf that is under way.
+        self._turns: ReferenceType[Generator[Any, None, None]] | None = None
+        self._log = Log(self.number)
+        self._logged: dict[str, float] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the step.
+
+        Raises:
+            ConfigurationError: it has begun already, or is over.
+        """
+        if self._turns is not None or self._sync._handed_out is not self:
+            over = "was iterated already" if self._turns is not None else "is over"
+            raise ConfigurationError(
+                f"step {self.number} {over}: a step is iterated once, before the next is asked for"
+            )
+        turns = self._compute()
+        self._turns = ref(turns)
+        return turns
+
+    def _compute(self) -> Generator[Any, None, None]:
+        sync = self._sync
+        sync._refuse_broken()
+        leaves = sync.local_leaves
+        for leaf in leaves:
+            try:
+                batch = self._read(leaf)
+            except BaseException as error:
+                sync._break(f"the batch of leaf {leaf} of step {self.number}:", error)
+                raise
+            with sync._turn(leaf):
+                self.leaf = leaf
+                try:
+                    yield batch
+                finally:
+                    self.leaf = None
+        if not leaves:
+            sync._take_part()
+
+    def count(self, count: int) -> None:
+        """Say what this leaf's loss is a sum over, before its backward: as `LeafSync.leaf`'s.
+
+        Raises:
+            ConfigurationError: there is no leaf under way, its count comes twice or after its
+                backward, or other leaves of the step have none.
+        """
+        self._sync._count(self._open("count"), count)
+
+    def log(self, **values: Any) -> None:
+        """Have the mean of each of these over all leaves in `logged`, once the step is complete.
+
+        All leaves of a step log the same names. Where leaves have a `count`, it is the sum of the
+        values over the sum of the counts, as gradients are divided: log sums then.
+
+        Args:
+            values: numbers of this leaf, or tensors of one element. They are read at once.
+
+        Raises:
+            ConfigurationError: there is no leaf under way, it has logged a name already, or a value
+                is no number.
+        """
+        self._log.add(self._open("log"), values)
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """The means of what was logged, in fp64: the same bits on all ranks, however many.
+
+        Raises:
+            ConfigurationError: the step is not complete.
+        """
+        if self._logged is None:
+            raise ConfigurationError(
+                f"step {self.number} is not complete: read `logged` after the loop over its leaves"
+            )
+        return self._logged
+
+    def exchange(self, all_gather: Callable[[Bytes], Bytes], divisor: int) -> None:
+        """Exchange what ranks tell each other of a step's leaves, before its averages are there.
+
+        Args:
+            all_gather: hands every rank's row of bytes to all ranks: (n,) in, (size, n) out.
+            divisor: of the averages.
+        """
+        self._logged = self._log.means(all_gather, self._sync.leaves, divisor)
+
+    def give_up(self) -> None:
+        """Make sure that no step follows this one, which is not complete."""
+        if self._turns is not None and (turns := self._turns()) is not None:
+            turns.close()
+        error = ConfigurationError(
+            f"step {self.number} was not gone through: iterate over its leaves, on a rank without "
+            "leaves, too"
+        )
+        self._sync._break(f"sync.steps: step {self.number}:", error)
+
+    def _open(self, what: str) -> int:
+        """The number of the leaf that is under way."""
+        if self.leaf is None:
+            raise ConfigurationError(
+                f"step.{what}() outside a leaf of step {self.number}: call it in the loop over its "
+                "batches"
+            )
+        return self.leaf
+
+
+class _Batches:
+    """Reads a loader, and sees that a batch is that of the leaf whose turn it is."""
+
+    def __init__(self, sync: Sync, loader: Iterable[Any]) -> None:
+        self._sync, self._loader = sync, loader
+        self._sampler = sampler_of(loader, sync)
+        self._batches: Iterator[Any] | None = None
+
+    def read(self, leaf: int) -> Any:
+        """Return the batch of this leaf of the step that is under way."""
+        if self._batches is None:
+            self._drawn = self._sampler.note_next()
+            self._iteration = self._sampler.iterations + 1
+            self._batches = iter(self._loader)
+        step = self._sync.step
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            raise ConfigurationError(
+                f"the loader ended before leaf {leaf} of step {step}: a LeafSampler has no end, so "
+                "what wraps the DataLoader must have none"
+            ) from None
+        # A loader that keeps its workers has one iterator for all, which begins anew.
+        if self._sampler.iterations != self._iteration or not self._drawn:
+            raise ConfigurationError(
+                "sync.steps: the batches are not this loop's alone: something else iterates the "
+                "loader or its LeafSampler; make a loader and a LeafSampler of its own"
+            )
+        if (drawn := self._drawn.popleft()) != (step, leaf):
+            raise ConfigurationError(
+                f"the loader's next batch is of step {drawn[0]}, leaf {drawn[1]}, and it is the "
+                f"turn of step {step}, leaf {leaf}: after load_state_dict begin sync.steps anew"
+            )
+        return batch
+
+
+def sampler_of(loader: Any, sync: Sync) -> LeafSampler:
+    """Return the LeafSampler of a loader.
+
+    Raises:
+        ConfigurationError: it has none of this LeafSync, or does not hand batches out in its order.
+    """
+    kind = type(loader).__name__
+    make = "DataLoader(dataset, batch_sampler=LeafSampler(sync, len(dataset), micro_batch=...))"
+    refuse_iterable(getattr(loader, "dataset", None))
+    if isinstance(loader, Iterator):
+        raise ConfigurationError(
+            f"steps takes a loader that it iterates itself, and {kind} is an iterator: give it the "
+            "loader"
+        )
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, LeafSampler):
+        has = f"of this {kind} is {type(sampler).__name__}" if sampler else f"lacks in this {kind}"
+        raise ConfigurationError(
+            f"steps: the batch_sampler {has}, and must be a LeafSampler: {make} (what wraps "
+            "loaders must keep it, as Fabric does with use_distributed_sampler=False)"
+        )
+    if sampler.sync is not sync:
+        raise ConfigurationError(
+            f"steps: the loader's LeafSampler is of another LeafSync: {make} of this one"
+        )
+    if getattr(loader, "num_workers", 0) and not getattr(loader, "in_order", True):
+        raise ConfigurationError(
+            f"steps: this {kind} has in_order=False, so batches come in any order: leave it out"
+        )
+    return sampler
