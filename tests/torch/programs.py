@@ -8,8 +8,12 @@ import sys
 import traceback
 
 # What forks have, and need not import.
+import pytest  # noqa: F401
 import torch._dynamo  # DDP does, which takes a second
 import torch.distributed  # noqa: F401
+
+import tests.torch.ordered_groups
+import tests.torch.trainings  # scikit-learn's digits: another second  # noqa: F401
 
 
 def run_program(_: object, rank: int, size: int, output: str, program: list[str]) -> int:
