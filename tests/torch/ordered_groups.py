@@ -42,12 +42,18 @@ def standing(comm: Communicator, backend: str = "gloo") -> dist.ProcessGroup:
 
 @contextmanager
 def own_group(comm: Communicator, **options) -> Iterator[dist.ProcessGroup]:
-    """A Gloo group for one block: receives of calls that fail in it would meet later messages."""
+    """A Gloo group for one block: receives of calls that fail in it would meet later messages.
+
+    A rank that raises in the block meets the others behind it, too: what it raised is what they all
+    hear of, at once.
+    """
     standing_group(comm)
     group = dist.new_group(backend="gloo", **options)
-    yield group
-    dist.barrier()
-    dist.destroy_process_group(group)
+    try:
+        yield group
+    finally:
+        dist.barrier()
+        dist.destroy_process_group(group)
 
 
 def apart(ranks: int) -> Hosts:
