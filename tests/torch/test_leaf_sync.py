@@ -585,6 +585,10 @@ def test_a_compiled_model_is_compiled_once_for_all_leaves(made):
         for leaf in sync.local_leaves:
             with sync.leaf(leaf):
                 backward(compiled)
+    loader = torch.utils.data.DataLoader([0] * 8, batch_sampler=LeafSampler(sync, 8, 2))
+    for step in sync.steps(loader, until=6):
+        for _ in step:
+            backward(compiled)
     assert len(graphs) == 1
     with pytest.raises(Exception, match="outside `with sync"):
         backward(compiled)

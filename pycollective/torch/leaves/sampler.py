@@ -49,7 +49,7 @@ class LeafSampler(Sampler[list[int]]):
         samples: as given.
         micro_batch: as given.
         steps_per_epoch: steps in which each sample is at most once.
-        iterations: how often it was iterated.
+        iterations: so many have begun to draw.
 
     Raises:
         ConfigurationError: there are too few samples for one step, or `micro_batch` is below 1.
@@ -83,9 +83,16 @@ class LeafSampler(Sampler[list[int]]):
         )
 
     def __iter__(self) -> Iterator[list[int]]:
+        # Here, as it first draws: a DataLoader with workers makes two of these, and draws from one.
         self.iterations += 1
         notes, self._notes = self._notes, None
-        return self._draw(notes)
+        step = self.sync.step
+        while self.sync.local_leaves:
+            for leaf in self.sync.local_leaves:
+                if notes is not None:
+                    notes.append((step, leaf))
+                yield self.indices_of(step, leaf)
+            step += 1
 
     def note_next(self) -> deque[tuple[int, int]]:
         """Return where the next iteration notes the step and leaf of each batch that it draws."""
@@ -122,15 +129,6 @@ class LeafSampler(Sampler[list[int]]):
         refuse_iterable(dataset)
         by_list = getattr(dataset, "__getitems__", None)  # as DataLoader does
         return loader.collate_fn(by_list(indices) if by_list else [dataset[i] for i in indices])
-
-    def _draw(self, notes: deque[tuple[int, int]] | None) -> Iterator[list[int]]:
-        step = self.sync.step
-        while self.sync.local_leaves:
-            for leaf in self.sync.local_leaves:
-                if notes is not None:
-                    notes.append((step, leaf))
-                yield self.indices_of(step, leaf)
-            step += 1
 
 
 def refuse_iterable(dataset: object) -> None:

@@ -17,7 +17,7 @@ class Sync(Leaves, Protocol):
     """What a loop needs of a `LeafSync`.
 
     Attributes:
-        _loop: the one that goes on.
+        _loop: the one that has begun, and not ended.
         _handed_out: the step that this loop has handed out, until it is complete.
     """
 
@@ -58,16 +58,18 @@ class Steps:
             ConfigurationError: the one before is not complete, or another loop has begun.
         """
         sync = self._sync
+        if sync._loop is self and (before := sync._handed_out) is not None:
+            before.give_up()
+        sync._refuse_broken()
+        if self._until is not None and sync.step >= self._until:
+            if sync._loop is self:
+                sync._loop = None
+            raise StopIteration
         if sync._loop is not self:
             raise ConfigurationError(
                 "another sync.steps(...) has begun, and a LeafSync has one loop at a time: end "
                 "this one before"
             )
-        if (before := sync._handed_out) is not None:
-            before.give_up()
-        sync._refuse_broken()
-        if self._until is not None and sync.step >= self._until:
-            raise StopIteration
         step = Step(sync, self._batches.read)
         sync._hand_out(step)
         return step
@@ -201,31 +203,39 @@ class _Batches:
         self._sync, self._loader = sync, loader
         self._sampler = sampler_of(loader, sync)
         self._batches: Iterator[Any] | None = None
+        self._ahead = 0  # batches that are drawn before they are read
 
     def read(self, leaf: int) -> Any:
         """Return the batch of this leaf of the step that is under way."""
-        if self._batches is None:
+        if first := self._batches is None:
             self._drawn = self._sampler.note_next()
             self._iteration = self._sampler.iterations + 1
             self._batches = iter(self._loader)
-        step = self._sync.step
+        wanted = f"leaf {leaf} of step {self._sync.step}"
         try:
             batch = next(self._batches)
         except StopIteration:
             raise ConfigurationError(
-                f"the loader ended before leaf {leaf} of step {step}: a LeafSampler has no end, so "
-                "what wraps the DataLoader must have none"
+                f"the loader ended before {wanted}: a LeafSampler has no end, so what wraps the "
+                "DataLoader must have none"
             ) from None
         # A loader that keeps its workers has one iterator for all, which begins anew.
         if self._sampler.iterations != self._iteration or not self._drawn:
             raise ConfigurationError(
-                "sync.steps: the batches are not this loop's alone: something else iterates the "
-                "loader or its LeafSampler; make a loader and a LeafSampler of its own"
+                f"the loader's batch is not known to be of {wanted}: something else iterates the "
+                "loader or its LeafSampler; make both anew for sync.steps"
             )
-        if (drawn := self._drawn.popleft()) != (step, leaf):
+        if (drawn := self._drawn.popleft()) != (self._sync.step, leaf):
             raise ConfigurationError(
-                f"the loader's next batch is of step {drawn[0]}, leaf {drawn[1]}, and it is the "
-                f"turn of step {step}, leaf {leaf}: after load_state_dict begin sync.steps anew"
+                f"the loader's batch is of leaf {drawn[1]} of step {drawn[0]}, and not of "
+                f"{wanted}: after load_state_dict begin sync.steps anew"
+            )
+        if first:
+            self._ahead = len(self._drawn)
+        if len(self._drawn) != self._ahead:  # as many are drawn as are read
+            raise ConfigurationError(
+                f"the loader's batch is not known to be of {wanted}: batches were drawn that have "
+                "not come; what wraps the DataLoader must not drop any, nor hand any to others"
             )
         return batch
 

@@ -134,7 +134,7 @@ class LeafSync:
         self._dealt: tuple[int, Deal] | None = None  # of which step
         self._divisor = self.leaves  # of the averages of the last step
         self._complete = False  # the last step, and nobody asked yet
-        self._loop: Steps | None = None  # the one that goes on
+        self._loop: Steps | None = None  # the one that has begun, and not ended
         self._handed_out: Step | None = None  # by it, and not complete
         self._broken = ""
         self._left = False  # a leaf, which is why it is broken, and nobody was told
@@ -226,7 +226,7 @@ class LeafSync:
 
         Raises:
             ConfigurationError: the leaf is not this rank's or not its turn, or was given already;
-                a step of `steps` is under way; there is no backward, or more than one; a weight has
+                `steps` goes on; there is no backward, or more than one; a weight has
                 changed in the block; the model is not as it was at the beginning; or a leaf has
                 raised before. The other ranks' calls end with `CollectiveAborted`.
             CollectiveMismatch: the ranks are not at the same step, or some leaves have a count.
@@ -272,8 +272,8 @@ class LeafSync:
         it says what lacks.
 
         Raises:
-            ConfigurationError: a leaf of this step was not given; a step of `steps` is under way;
-                or other parameters require a gradient than at the beginning.
+            ConfigurationError: a leaf of this step was not given; `steps` goes on; or other
+                parameters require a gradient than at the beginning.
             CollectiveError: as `leaf`, on a rank without leaves.
         """
         self._refuse_in_loop()
@@ -506,10 +506,10 @@ class LeafSync:
 
     def _refuse_in_loop(self) -> None:
         self._refuse_broken()
-        if self._handed_out is not None:
+        if self._loop is not None:
             raise ConfigurationError(
-                f"step {self._handed_out.number} is under way in sync.steps, which begins and ends "
-                "its leaves: compute them in `for batch in step`, without leaf() and finish()"
+                f"step {self.step} is that of sync.steps, which begins and ends its leaves: "
+                "compute them in `for batch in step`, without leaf() and finish()"
             )
 
     def _refuse_broken(self) -> None:
@@ -604,7 +604,7 @@ class LeafSync:
             bucket.accumulator.reset()
             bucket.hand_out()
         self.step += 1
-        self._complete = True
+        self._complete = self._loop is None
 
     # --- At the beginning.
 
