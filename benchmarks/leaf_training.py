@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from benchmarks.digits import Digits, Network
 from benchmarks.driver import Benchmark, Record, Run
@@ -148,9 +149,11 @@ class Trainer:
         self.scaler = torch.amp.GradScaler("cpu", enabled=numbers == "autocast")
         self.skipped = 0
 
-    def backward(self, replica: nn.Module, chosen: list[int], spoilt: bool, part: float) -> float:
+    def backward(
+        self, replica: nn.Module, batch: tuple[Tensor, Tensor], spoilt: bool, part: float
+    ) -> float:
         """A leaf's, of this part of its loss, which is returned; spoilt, gradients overflow."""
-        inputs, targets = self.data.batch(chosen)
+        inputs, targets = batch
         autocast = torch.autocast("cpu", torch.bfloat16) if self.numbers == "autocast" else None
         with autocast or nullcontext():
             logits = replica(inputs)
@@ -216,14 +219,13 @@ def train(
         replica = DistributedDataParallel(replica, process_group=group, bucket_cap_mb=1)
     wanted = torch.float32 if numbers == "bf16" else None
     sync = LeafSync(replica, leaves, seed=SEED, grad_dtype=wanted, bucket_cap_mb=1, group=group)
-    batches = iter(LeafSampler(sync, data.samples, data.micro_batch))
+    sampler = LeafSampler(sync, data.samples, data.micro_batch)
+    loader: Any = DataLoader(range(data.samples), batch_sampler=sampler, collate_fn=data.batch)
     last = 0.0
-    for step in range(steps):
-        for leaf in sync.local_leaves:
-            with sync.leaf(leaf):
-                spoilt = numbers == "autocast" and (step, leaf) == SPOILT
-                last = trainer.backward(replica, next(batches), spoilt, 1)
-        sync.finish()
+    for step in sync.steps(loader, until=steps):
+        for batch in step:
+            spoilt = numbers == "autocast" and (step.number, step.leaf) == SPOILT
+            last = trainer.backward(replica, batch, spoilt, 1)
         trainer.step()
     sync.close()
     return Result(trainer.digest(), last, trainer.skipped)
@@ -250,7 +252,8 @@ def train_by_gloo(task: str, numbers: str, leaves: int, steps: int, group: Any) 
             quiet = replica.no_sync() if leaf != mine[-1] else nullcontext()
             with quiet, seeded(seed_of(SEED, step, leaf)):
                 # DDP divides by the ranks.
-                last = trainer.backward(replica, next(batches), False, ranks / leaves)
+                batch = data.batch(next(batches))
+                last = trainer.backward(replica, batch, False, ranks / leaves)
         trainer.step()
     return Result(trainer.digest(), last, trainer.skipped)
 

@@ -33,14 +33,11 @@ def train(dataset: TensorDataset, epochs: int) -> torch.nn.Module:
     )
     sync = LeafSync(model, LEAVES, seed=0)
     sampler = LeafSampler(sync, len(dataset), micro_batch=8)
-    batches = iter(DataLoader(dataset, batch_sampler=sampler))
+    loader = DataLoader(dataset, batch_sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(epochs * sampler.steps_per_epoch):
-        for leaf in sync.local_leaves:
-            images, names = next(batches)
-            with sync.leaf(leaf):
-                functional.cross_entropy(model(images), names).backward()
-        sync.finish()
+    for step in sync.steps(loader, until=epochs * sampler.steps_per_epoch):
+        for images, names in step:
+            functional.cross_entropy(model(images), names).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     sync.close()

@@ -62,7 +62,7 @@ def trained(comm, leaves, until, counted):
             loss.backward()
             step.log(loss=loss, number=logged_by(step.number, step.leaf, leaves))
             samples.append((step.number, step.leaf, numbers.tolist()))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        sync.clip_grad_norm_(1.0)
         optimizer.step()
         logged.append(step.logged)
     sync.close()
@@ -98,7 +98,7 @@ def by_hand(comm, leaves, until):
             with sync.leaf(leaf):
                 model(x).square().sum().backward()
         sync.finish()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        sync.clip_grad_norm_(1.0)
         optimizer.step()
     sync.close()
     return torch.cat([each.detach().flatten() for each in model.parameters()]).numpy().tobytes()
@@ -124,7 +124,7 @@ def resumed(comm, until, state):
         for x, _ in step:
             scaler.scale(model(x).square().sum()).backward()
         scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        sync.clip_grad_norm_(1.0)
         scaler.step(optimizer)
         scaler.update()
     assert len(steps) == 0

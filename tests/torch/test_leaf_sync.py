@@ -534,7 +534,7 @@ REFUSED = {
     "a step that lacks leaves": (lacking, "step 0 lacks leaves [1, 3]"),
     "a leaf inside a leaf": (nested, "leaf 1 begins inside another leaf"),
     "a forward outside": (lambda model, _: backward(model), "a forward of training outside"),
-    "a backward outside": (late, "outside `with sync.leaf(...)`"),
+    "a backward outside": (late, "outside a leaf: in `for batch in step`"),
     "an error that the block drops": (swallowed, "has come twice in leaf 0"),
     "a parameter that is added": (unfrozen, "3.weight does, and did not"),
     "a parameter that is frozen": (frozen, "2.weight did, and does not"),
@@ -590,7 +590,7 @@ def test_a_compiled_model_is_compiled_once_for_all_leaves(made):
         for _ in step:
             backward(compiled)
     assert len(graphs) == 1
-    with pytest.raises(Exception, match="outside `with sync"):
+    with pytest.raises(Exception, match="outside a leaf"):
         backward(compiled)
 
 

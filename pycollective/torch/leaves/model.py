@@ -192,7 +192,7 @@ class Model:
                     if id(each) in self._names:
                         raise ConfigurationError(
                             f"{type(optimizer).__name__} steps inside leaf {leaf}, where "
-                            f"{self._names[id(each)]} has no average yet: step after finish()"
+                            f"{self._names[id(each)]} has no average yet: step after the last leaf"
                         )
 
         before = [each._version for _, each in self.trained]
@@ -256,7 +256,7 @@ def _foreign_hook(trained: Iterable[Named]) -> str:
             who = getattr(other, "__qualname__", type(other).__name__)
             return (
                 f"{who} runs in backward on {name}, whose gradient there is one leaf's and no "
-                "average: remove that hook or optimizer, and step after finish()"
+                "average: remove that hook or optimizer, and step after the last leaf"
             )
     return ""
 

@@ -250,7 +250,7 @@ class LeafSync:
             self._refuse_broken()
             if all(each.missing == len(each.parameters) for each in self._buckets):
                 raise ConfigurationError(
-                    f"leaf {leaf} has no backward in its block: to skip it, as for a NaN, give it "
+                    f"leaf {leaf} has no backward: to skip it, as for a NaN, give it "
                     "zeros, (0 * sum(each.sum() for each in model.parameters())).backward()"
                 )
             for bucket in self._buckets:
@@ -291,7 +291,7 @@ class LeafSync:
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """Scale the averages so that their L2 norm is at most `max_norm`; after `finish`.
+        """Scale the averages so that their L2 norm is at most `max_norm`, once a step is complete.
 
         As `pycollective.torch.ordered.clip_grad_norm_` of the model's parameters, which see: the
         norm has the same bits on any number of ranks. Nothing is sent.
@@ -305,7 +305,7 @@ class LeafSync:
         if self._given or self._complete or any(each.grad is None for each in trained):
             raise ConfigurationError(
                 f"clip_grad_norm_: the gradients of step {self.step} are not there: call it after "
-                "finish(), and before zero_grad()"
+                "finish(), or after the last leaf of a step of sync.steps, and before zero_grad()"
             )
         ids = {id(each) for each in trained}
         gradients = [
@@ -489,7 +489,8 @@ class LeafSync:
         name, gradient = self._names[id(parameter)], parameter.grad
         if gradient is None:
             raise ConfigurationError(
-                f"something else has taken the gradient of {name} in backward; step after finish()"
+                f"something else has taken the gradient of {name} in backward; step after the last "
+                "leaf"
             )
         parameter.grad = None
         if gradient.is_sparse:
@@ -671,7 +672,7 @@ class LeafSync:
         try:
             if self._receive is None:
                 name = self._names[id(bucket.parameters[place])]
-                raise ConfigurationError(f"backward reaches {name} outside `with sync.leaf(...)`")
+                raise ConfigurationError(f"backward reaches {name} outside a leaf: {_INSIDE}")
             self._receive(bucket, place)
         except BaseException as error:
             self._break(f"in a backward of step {self.step},", error)
@@ -695,7 +696,7 @@ class _BeforeForward:
             return
         if self._sync._model.may_train():
             raise ConfigurationError(
-                "a forward of training outside `with sync.leaf(...)`: dropout draws there, and its "
+                f"a forward of training outside a leaf ({_INSIDE}): dropout draws there, and its "
                 "gradients would be averaged with nobody's (eval() and no_grad() are free, and "
                 "with requires_grad_(False) on all parameters a frozen model is)"
             )
@@ -704,6 +705,7 @@ class _BeforeForward:
         return getattr, ({}, "get")
 
 
+_INSIDE = "in `for batch in step` of sync.steps, or `with sync.leaf(...)`, it is inside"
 _PARAMETERS = "parameters"
 _MOST_COUNT = 1 << 53  # of a leaf, and of all together: what fp64 holds
 
