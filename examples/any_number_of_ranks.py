@@ -38,7 +38,7 @@ def train(dataset: TensorDataset, epochs: int) -> torch.nn.Module:
     for step in sync.steps(loader, until=epochs * sampler.steps_per_epoch):
         for images, names in step:
             functional.cross_entropy(model(images), names).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        sync.clip_grad_norm_(1.0)
         optimizer.step()
     sync.close()
     return model.eval()

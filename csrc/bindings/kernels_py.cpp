@@ -2,17 +2,21 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "bindings/array_view.h"
 #include "bindings/errors_py.h"
 #include "bindings/kernel_arguments.h"
 #include "kernels/kernels.h"
+#include "library_thread.h"
 
 namespace py = pybind11;
 
@@ -252,7 +256,7 @@ double* room_of_sums(const Argument& sums, const NodeRows& rows) {
 }
 
 void sum_squares(const std::vector<py::object>& arrays, const NodeRows& rows, const py::object& out,
-                 const std::string& simd) {
+                 int threads, const std::string& simd) {
   const SimdLevel level = level_named(simd);
   if (arrays.size() != rows.size()) refuse("there must be rows for each array");
   const Argument to(out, "out", true);
@@ -286,8 +290,21 @@ void sum_squares(const std::vector<py::object>& arrays, const NodeRows& rows, co
     }
     if (left != 0) refuse("an array's nodes must have all its rows");
   }
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    const FloatEnvironment ieee;
+    for (std::size_t i; (i = next++) < nodes.size();)
+      *nodes[i].sum = nodes[i].squares(nodes[i].data, nodes[i].rows, nodes[i].length);
+  };
   run([&] {
-    for (const Node& each : nodes) *each.sum = each.squares(each.data, each.rows, each.length);
+    std::vector<std::thread> others;
+    try {
+      while (others.size() + 1 < static_cast<std::size_t>(threads))
+        others.push_back(start_thread("pc-squares", work));
+    } catch (const std::system_error&) {  // those that there are do all
+    }
+    work();
+    for (std::thread& each : others) each.join();
   });
 }
 
@@ -355,7 +372,7 @@ void bind_reductions(py::module_& module) {
   module.def("leaf_is_node", or_raise(leaf_is_node), py::arg("leaf"), py::arg("shapes"),
              "Whether a leaf can be a node as it lies: contiguous arrays of float32.");
   module.def("sum_squares", or_raise(sum_squares), py::arg("arrays"), py::arg("rows"),
-             py::arg("out"), py::arg("simd") = "",
+             py::arg("out"), py::arg("threads") = 1, py::arg("simd") = "",
              "Sums of squares, in float64: of each array, or None (+0), those of its nodes, which "
              "have so many rows of dimension 0, one behind the other (docs/contract.md, Norms).");
   module.def("join_sums", or_raise(join_sums), py::arg("sums"), py::arg("rows"), py::arg("out"),

@@ -34,8 +34,9 @@ inline void square(const typename CodecOf<kType>::Stored* from, double* squares)
     each([&](auto lane) { return float_from<kType, float>(std::uint32_t{from[lane]}); });
 }
 
-// Joins neighbours until one is left, which is T[0, n): blocks of two, four, ... are its nodes.
-inline double join_neighbours(double* sums, std::size_t n) {
+// Joins neighbours until one is left, which is T[0, n): blocks of two, four, ... are its nodes. Not
+// inlined, or GCC 12 adds lane 0 of a row up twice, in a vector and by itself.
+__attribute__((noinline)) double join_neighbours(double* sums, std::size_t n) {
   for (; n > 1; n = (n + 1) / 2) {
     for (std::size_t i = 0; i < n / 2; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
     if (n % 2 != 0) sums[n / 2] = sums[n - 1];

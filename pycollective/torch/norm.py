@@ -24,6 +24,7 @@ from pycollective.errors import CollectiveMismatch, ConfigurationError
 from pycollective.order import cover
 from pycollective.torch.ordered.messages import failure
 
+_PER_THREAD = 1 << 20  # elements: to square them takes longer than to start a thread
 _CALL = "clip_grad_norm_"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -303,7 +304,8 @@ def _roots(parts: Sequence[_Part | None], shards: _Shards | None) -> list[float]
         sums = np.zeros(nodes.most)
         held = nodes.held[rank]
         arrays = [each.local.contiguous() for _, each in mine]
-        _core.sum_squares(arrays, held, sums[: sum(map(len, held))])
+        threads = min(torch.get_num_threads(), 1 + sum(map(torch.numel, arrays)) // _PER_THREAD)
+        _core.sum_squares(arrays, held, sums[: sum(map(len, held))], threads)
         if is_sharded and shards is not None:
             sums = shards.all_gather(sums.view(np.uint8)).reshape(-1).view(np.float64)[nodes.places]
         for (place, _), root in zip(mine, _join(sums, nodes.joined), strict=True):

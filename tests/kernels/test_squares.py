@@ -29,7 +29,7 @@ def squares(array, rows=None, simd=""):
     if rows is None:
         rows = [each for each in (array.shape or [1])[:1] if each]
     sums = np.full(len(rows), 7.0)
-    _core.sum_squares([array], [rows], sums, simd)
+    _core.sum_squares([array], [rows], sums, simd=simd)
     return sums
 
 
@@ -91,10 +91,11 @@ def test_a_cut_anywhere_gives_the_same_root(rows, length):
         assert joined(sums, [nodes]) == [reference.squares(array)]
 
 
-def test_several_arrays_and_none():
+@pytest.mark.parametrize("threads", [1, 3])
+def test_several_arrays_and_none(threads):
     arrays = [wide("float32", (5, 3)), None, wide("float64", (4,))]
     sums = np.full(4, 7.0)
-    _core.sum_squares(arrays, [[4, 1], [9], [4]], sums)
+    _core.sum_squares(arrays, [[4, 1], [9], [4]], sums, threads)
     wanted = [reference.squares(each) for each in (arrays[0][:4], arrays[0][4:], None, arrays[2])]
     assert same_bits(sums, np.array(wanted))
     roots = joined(sums, [[4, 1], [9], [4]])
