@@ -275,7 +275,7 @@ void sum_squares(const std::vector<py::object>& arrays, const NodeRows& rows, co
       continue;
     }
     const Argument& each = opened.emplace_back(arrays[i], "an array", false);
-    const SquaresFn squares = find_squares(each.dtype(), level);
+    const SquaresFn squares = find_squares(each.value_dtype(), level);
     if (squares == nullptr)
       refuse("an array must be of a float type, not " + std::string(name_of(each.dtype())));
     const std::size_t all = each.view().dimensions() == 0 ? 1 : each.view().extent(0);
@@ -374,7 +374,8 @@ void bind_reductions(py::module_& module) {
   module.def("sum_squares", or_raise(sum_squares), py::arg("arrays"), py::arg("rows"),
              py::arg("out"), py::arg("threads") = 1, py::arg("simd") = "",
              "Sums of squares, in float64: of each array, or None (+0), those of its nodes, which "
-             "have so many rows of dimension 0, one behind the other (docs/contract.md, Norms).");
+             "have so many rows of dimension 0, one behind the other (docs/contract.md, Norms). Of "
+             "int16 an element is a bfloat16's bits.");
   module.def("join_sums", or_raise(join_sums), py::arg("sums"), py::arg("rows"), py::arg("out"),
              "Join the sums of nodes of the order, which have so many rows each: a root for each "
              "list of rows, +0 for an empty one.");

@@ -82,9 +82,9 @@ def clip_gradients(
         problem = None
     except ConfigurationError as error:
         problem, parts = error, []
-    about = (max_norm, error_if_nonfinite, [each and each.described() for each in parts])
     if shards is not None:
-        _agree(shards, problem, repr(about), parts)
+        described = [each and each.described() for each in parts]
+        _agree(shards, problem, repr((max_norm, error_if_nonfinite, described)), parts)
     elif problem is not None:
         raise problem
     roots = _roots(parts, shards)
@@ -137,7 +137,7 @@ class _Part(NamedTuple):
 def _shards_of(gradients: Sequence[torch.Tensor | None]) -> _Shards | None:
     """The ranks of the first gradient that is sharded; None if none is, or not on CPUs."""
     for each in gradients:
-        if each is None or each.device.type != "cpu":
+        if each is None or type(each) is torch.Tensor or each.device.type != "cpu":
             continue
         if (group := _group_of(each)) is not None:
             return _Shards(group, dist.get_rank(group), dist.get_world_size(group))
@@ -170,67 +170,68 @@ def _checked(
     if not max_norm >= 0:
         raise ConfigurationError(f"{_CALL}: max_norm is {max_norm}, and must be 0 or more")
     return [
-        None if each is None else _part(f"gradient {place}", each, shards)
-        for place, each in enumerate(gradients)
+        None if each is None else _part(place, each, shards) for place, each in enumerate(gradients)
     ]
 
 
-def _part(what: str, gradient: torch.Tensor, shards: _Shards | None) -> _Part:
+def _part(place: int, gradient: torch.Tensor, shards: _Shards | None) -> _Part:
     """The part of a gradient that this rank has.
 
     Raises:
         ConfigurationError: its squares cannot be added up by rows.
     """
-    shape, local, is_sharded = tuple(gradient.shape), gradient.detach(), False
-    what = f"{what}, of shape {shape},"
+    shape, local, run = tuple(gradient.shape), gradient.detach(), None
     if hasattr(gradient, "placements"):
-        is_sharded = bool(_sharded_dimensions(gradient))
-        if is_sharded:
-            _check_placements(what, gradient, shards)
+        if dimensions := _sharded_dimensions(gradient):
+            if why := _misplaced(gradient, dimensions, shards):
+                raise _refusal(place, gradient, why)
+            assert shards is not None
+            run = shards.run(shape[0], shards.rank)
         local = local.to_local()  # type: ignore[attr-defined]
     if local.device.type != "cpu":
-        raise ConfigurationError(f"{_CALL}: {what} is on {local.device}, and must be on a CPU")
+        raise _refusal(place, gradient, f"is on {local.device}, and must be on a CPU")
     if local.layout != torch.strided:
-        raise ConfigurationError(f"{_CALL}: {what} is a {local.layout} tensor, and must be dense")
+        raise _refusal(place, gradient, f"is a {local.layout} tensor, and must be dense")
     if local.dtype not in _DTYPES:
         names = ", ".join(map(str, _DTYPES))
-        raise ConfigurationError(f"{_CALL}: {what} is of {local.dtype}, and must be of {names}")
+        raise _refusal(place, gradient, f"is of {local.dtype}, and must be of {names}")
     if is_traceable_wrapper_subclass(local):
-        raise ConfigurationError(
-            f"{_CALL}: {what} is a {type(local).__name__}, which has no memory of its own; give "
-            "plain tensors or DTensors"
+        kind = type(local).__name__
+        why = f"is a {kind}, without memory of its own; give plain tensors or DTensors"
+        raise _refusal(place, gradient, why)
+    if run is not None and local.shape != (run[1] - run[0], *shape[1:]):
+        why = (
+            f"is sharded unevenly: this rank has {tuple(local.shape)}, and torch.chunk would give "
+            f"it {run[1] - run[0]} rows; shard it as fully_shard does"
         )
-    if is_sharded:
-        assert shards is not None
-        lo, hi = shards.run(shape[0], shards.rank)
-        if local.shape != (hi - lo, *shape[1:]):
-            raise ConfigurationError(
-                f"{_CALL}: {what} is sharded unevenly: this rank has {tuple(local.shape)}, and "
-                f"torch.chunk would give it {hi - lo} rows; shard it as fully_shard does"
-            )
-    return _Part(local, shape, is_sharded)
+        raise _refusal(place, gradient, why)
+    return _Part(local, shape, run is not None)
 
 
-def _check_placements(what: str, gradient: Any, shards: _Shards | None) -> None:
-    """Refuse a DTensor of which ranks have other things than runs of rows."""
+def _refusal(place: int, gradient: torch.Tensor, why: str) -> ConfigurationError:
+    return ConfigurationError(f"{_CALL}: gradient {place}, of shape {tuple(gradient.shape)}, {why}")
+
+
+def _misplaced(gradient: Any, dimensions: Sequence[int], shards: _Shards | None) -> str:
+    """Why ranks have other things of a DTensor than runs of rows; empty if they have these."""
     from torch.distributed.tensor import Shard
 
-    dimensions = _sharded_dimensions(gradient)
     placement = gradient.placements[dimensions[0]]
     if len(dimensions) != 1 or type(placement) is not Shard or placement.dim != 0:
-        raise ConfigurationError(
-            f"{_CALL}: {what} has placements {gradient.placements}; only Shard(0) over one mesh "
-            "dimension can be added up by rows, Replicate() over the others. Leave out "
-            "shard_placement_fn and tensor parallelism, or clip with torch.nn.utils"
+        return (
+            f"has placements {gradient.placements}; only Shard(0) over one mesh dimension can be "
+            "added up by rows, Replicate() over the others. Leave out shard_placement_fn and "
+            "tensor parallelism, or clip with torch.nn.utils"
         )
     group = _group_of(gradient)
-    if shards is not None and group is not shards.group:
-        ranks = [dist.get_process_group_ranks(each) for each in (group, shards.group)]
-        if ranks[0] != ranks[1]:
-            raise ConfigurationError(
-                f"{_CALL}: {what} is sharded over ranks {ranks[0]}, and one before it over "
-                f"{ranks[1]}; all must be over the same"
-            )
+    if shards is None or group is shards.group:
+        return ""
+    ranks, others = map(dist.get_process_group_ranks, (group, shards.group))
+    if ranks == others:
+        return ""
+    return (
+        f"is sharded over ranks {ranks}, and one before it over {others}; shard all over one mesh"
+    )
 
 
 def _agree(
@@ -303,8 +304,13 @@ def _roots(parts: Sequence[_Part | None], shards: _Shards | None) -> list[float]
         nodes = _nodes_of(tuple(each.rows for _, each in mine), ranks)
         sums = np.zeros(nodes.most)
         held = nodes.held[rank]
-        arrays = [each.local.contiguous() for _, each in mine]
-        threads = min(torch.get_num_threads(), 1 + sum(map(torch.numel, arrays)) // _PER_THREAD)
+        locals_ = [each.local.contiguous() for _, each in mine]
+        threads = min(torch.get_num_threads(), 1 + sum(map(torch.numel, locals_)) // _PER_THREAD)
+        # NumPy's are handed over faster than by DLPack. It has no bfloat16.
+        arrays = [
+            (each.view(torch.int16) if each.dtype == torch.bfloat16 else each).numpy()
+            for each in locals_
+        ]
         _core.sum_squares(arrays, held, sums[: sum(map(len, held))], threads)
         if is_sharded and shards is not None:
             sums = shards.all_gather(sums.view(np.uint8)).reshape(-1).view(np.float64)[nodes.places]
