@@ -136,6 +136,18 @@ def test_what_is_not_finite_is_torchs(value, norm):
     torch.testing.assert_close(ours[0].grad, theirs[0].grad, equal_nan=True, rtol=0, atol=0)
 
 
+def test_a_parameter_without_a_gradient_keeps_its_place():
+    moved = 0
+    for seed in range(20):
+        gradients = [wide("float32", (50,), 10 * seed + place) for place in range(6)]
+        parameters = [with_gradient(to_torch(each)) for each in gradients]
+        parameters.insert(1, torch.nn.Parameter(torch.zeros(50)))
+        wanted = reference.norm([gradients[0], None, *gradients[1:]])
+        moved += wanted != reference.norm(gradients)
+        assert ordered.clip_grad_norm_(parameters, 1e9).item() == wanted
+    assert moved  # without that place
+
+
 def test_no_gradients_have_the_norm_0():
     assert ordered.clip_grad_norm_([], 1.0).item() == 0
     assert ordered.clip_grad_norm_([torch.nn.Parameter(torch.ones(2))], 1.0).item() == 0
