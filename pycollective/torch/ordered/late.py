@@ -141,10 +141,10 @@ class LateCalls:
         """Take back what was told of calls before this one, which have ended."""
         first = math.inf if late is None else late.headers[0].number
         for number in [each for each in self._told if each < first]:
-            del self._told[number]
             with contextlib.suppress(RuntimeError):  # a store that cannot forget
                 assert self._store is not None
                 self._store.delete_key(f"{number}/{self._rank}")
+            del self._told[number]
 
 
 class _Watch:
