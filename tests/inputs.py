@@ -52,14 +52,17 @@ def crossed(ranks: Sequence[int], kinds: Sequence[Any]) -> list[tuple[Any, ...]]
 
 
 def crossed_in_turns(ranks: Sequence[int], kinds: Sequence[Any]) -> list[Any]:
-    """`crossed`; the usual run has each kind with 3 ranks and, in turns, with one other number."""
-    others = [number for number in ranks if number != 3]
+    """`crossed`; the usual run has each kind with one of the numbers, in turns, and also averages
+    with 3."""
     turns = {
-        (others[column % len(others)], *((kind,) if isinstance(kind, str) else kind))
+        (ranks[column % len(ranks)], *((kind,) if isinstance(kind, str) else kind))
         for column, kind in enumerate(kinds)
     }
     return [
-        pytest.param(*each, marks=() if each[0] == 3 or each in turns else pytest.mark.storm)
+        pytest.param(
+            *each,
+            marks=() if each in turns or (each[0], each[-1]) == (3, "avg") else pytest.mark.storm,
+        )
         for each in crossed(ranks, kinds)
     ]
 

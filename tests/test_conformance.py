@@ -135,8 +135,8 @@ def scatter_then_gather_by_each(comm, x, counts, in_place):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "dtype", "scale", "in_place"),
-    in_turns(RANKS, ["bfloat16", "float64", "uint8"], [0, 1, 300, 20_000], [False, True]),
+    ("dtype", "scale", "in_place", "ranks"),
+    in_turns(["bfloat16", "float64", "uint8"], [0, 1, 300, 20_000], [False, True], RANKS),
 )
 def test_reduce_scatter_and_all_gather(pool, ranks, dtype, scale, in_place):
     counts = [scale * (1 + r % 3) + (r == 1) for r in range(ranks)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -33,6 +33,26 @@ def in_turns(*axes: Sequence[Any], among: Collection[tuple[Any, ...]] = ()) -> l
     return [
         pytest.param(*_values(axes, each), marks=() if each in usual else pytest.mark.storm)
         for each in cases
+    ]
+
+
+def each_once(*axes: Sequence[Any]) -> list[Any]:
+    """The product of axes; the usual run has each value of each axis, in turns of all at once.
+
+    It is for axes of which each shows the same whatever the others are. The rest is for `make
+    storm`.
+    """
+    lengths = [len(axis) for axis in axes]
+    turns = {tuple(turn % length for length in lengths) for turn in range(max(lengths))}
+    usual = [_values(axes, places) for places in turns]
+    return usually(lambda *values: values in usual, *axes)
+
+
+def usually(usual: Callable[..., bool], *axes: Iterable[Any]) -> list[Any]:
+    """The product of axes; the usual run has those that `usual` says, `make storm` the rest."""
+    return [
+        pytest.param(*values, marks=() if usual(*values) else pytest.mark.storm)
+        for values in itertools.product(*axes)
     ]
 
 

@@ -18,6 +18,7 @@ from pycollective.testing.device_array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.captures import Capture
 from tests.harness import Ranks
+from tests.turns import each_once
 
 HARMED = 1
 BEFORE = 0.3  # seconds in which all come into the state
@@ -214,8 +215,7 @@ def live(_, name, how):
 KINDS = {"is killed": PeerFailure, "aborts": CollectiveAborted, "times out": CollectiveTimeout}
 
 
-@pytest.mark.parametrize("how", KINDS)
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize(("name", "how"), each_once([*SCENES], [*KINDS]))
 def test_everyone_is_told(name, how):
     env = standin.environment(devices=8)
     with Ranks(3, module=__name__, variables=env, join=False, timeout=20) as ranks:

@@ -3,6 +3,7 @@ of many segments also as PTX that is executed."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +15,14 @@ from tests.inputs import dtype_of, from_words, same_bits
 from tests.kernels import quantized as cpu
 from tests.kernels.segments import table_of
 from tests.triton.compiled import module
-from tests.triton.executed import address, executed, ways
+from tests.triton.executed import WAYS, address, executed, ways
+from tests.turns import each_once, usually
 
 KERNELS = module("quantize", interpreted=True)
 CPU = torch.device("cpu")
 TABLES = KERNELS.Tables(CPU)
 DTYPES = list(segments.DTYPES)
+STORM = pytest.mark.storm
 UNTOUCHED = 6  # in words of `found`
 kernels = ways("quantize")
 
@@ -330,8 +333,14 @@ def same(these, those):
         assert a is b is None or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-@pytest.mark.parametrize("codec", cpu.CODECS)
-@pytest.mark.parametrize("gap", [GAP, 4])  # of 4 bytes fp32 numbers are aligned in messages
+@pytest.mark.parametrize(
+    ("kernels", "gap", "codec"),  # of a gap of 4 bytes fp32 numbers are aligned in messages
+    usually(
+        lambda kernels, gap, codec: kernels == "interpreted" or (gap, codec) == (GAP, "one_bit"),
+        *(WAYS, [GAP, 4], cpu.CODECS),
+    ),
+    indirect=["kernels"],
+)
 def test_many_segments_are_quantized(kernels, codec, gap):
     """Each at its place, of two types; of each parameter whether it is all zero."""
     case, want = Case(codec, 64, gap=gap), Case(codec, 64, gap=gap)
@@ -407,15 +416,16 @@ def received(codec, ranks):
     return messages
 
 
-@pytest.mark.parametrize("codec", cpu.CODECS)
 @pytest.mark.parametrize(
-    ("kernels", "ranks", "are_zeros"),
+    ("kernels", "ranks", "are_zeros", "codec"),
     [
-        *(("interpreted", ranks, are_zeros) for ranks in (1, 3, 11) for are_zeros in (False, True)),
-        ("executed", 2, True),
-        *(
-            pytest.param("executed", ranks, are_zeros, marks=pytest.mark.storm)
-            for ranks, are_zeros in ((1, False), (3, True), (11, True))
+        *usually(
+            lambda _, ranks, are_zeros, codec: (ranks == 3) == (codec == "one_bit"),
+            *(["interpreted"], [1, 3, 11], [False, True], cpu.CODECS),
+        ),
+        *usually(
+            lambda _, ranks, are_zeros, codec: (ranks, are_zeros, codec) == (2, True, "one_bit"),
+            *(["executed"], [1, 2, 3, 11], [False, True], cpu.CODECS),
         ),
     ],
     indirect=["kernels"],
@@ -437,7 +447,16 @@ def test_many_segments_are_added_up(kernels, codec, ranks, are_zeros):
     assert noted == ([1, 6, 7, 8] if are_zeros else [])
 
 
-@pytest.mark.parametrize(("skew", "more"), [(0, 0), (4, 0), (1, 0), (0, 4), (0, 1)])
+@pytest.mark.parametrize(
+    ("kernels", "skew", "more"),
+    [
+        ("executed", 4, 0),
+        ("executed", 0, 1),
+        *(pytest.param("executed", *each, marks=STORM) for each in ((0, 0), (1, 0), (0, 4))),
+        *(("interpreted", *each) for each in ((0, 0), (4, 0), (1, 0), (0, 4), (0, 1))),
+    ],
+    indirect=["kernels"],
+)
 def test_numbers_in_messages_lie_anywhere(kernels, skew, more):
     """At multiples of 16 and of 4 bytes, and at others; `more` bytes lie between messages."""
     ranks, count = 9, 1024 + 100  # 16 bytes divide its numbers'
@@ -457,8 +476,14 @@ def test_numbers_in_messages_lie_anywhere(kernels, skew, more):
         assert (out.view(torch.uint8).numpy() == want.view(np.uint8)).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("are_zeros", [False, True])
+@pytest.mark.parametrize(
+    ("kernels", "are_zeros", "dtype"),
+    [
+        *itertools.product(["interpreted"], [False, True], DTYPES),
+        *each_once(["executed"], [False, True], DTYPES),
+    ],
+    indirect=["kernels"],
+)
 def test_results_that_are_not_finite_are_found(kernels, dtype, are_zeros):
     """Where nothing else would find them: in a narrow type, or where the owner averages."""
     messages = torch.zeros(1, 25 + 4 * 1100, dtype=torch.uint8)
@@ -498,7 +523,7 @@ def test_all_results_are_nan_where_something_is_bad(kernels):
     assert torch.equal(found, want)
 
 
-@pytest.mark.parametrize("codec", cpu.CODECS)
+@pytest.mark.parametrize("codec", [pytest.param("one_bit", marks=STORM), "int8"])
 def test_one_launch_takes_a_bucket(codec):
     """Of one type; more types take one more each."""
     rows = [

@@ -92,16 +92,18 @@ def inputs(dtype, op, n, count):
 
 
 def cases():
-    """All types, operations and numbers; the usual run takes each pair of the former once, and 64
-    leaves, which take seconds to compile, of one pair."""
+    """All types, operations and numbers; the usual run takes every second pair of the former, so
+    that it has each type and each operation, and 64 leaves, which take seconds to compile, of one.
+    """
     found = []
     for i, (dtype, op) in enumerate(PAIRS):
         numbers = NUMBERS[-1:] if (dtype, op) == ("bfloat16", "avg") else NUMBERS[:-1]
         for j, n in enumerate(NUMBERS):
             for aligned in (True, False):
-                usual = (numbers[i % len(numbers)], i % 2 == 0) == (n, aligned)
+                turn, is_left_out = divmod(i, 2)
+                usual = (numbers[(turn + 2) % len(numbers)], turn % 2 == 0) == (n, aligned)
                 target = list(TARGETS)[(i + j + aligned) % len(TARGETS)]
-                marks = () if usual else STORM
+                marks = () if usual and not is_left_out else STORM
                 found.append(pytest.param(dtype, op, n, target, aligned, marks=marks))
     return found
 

@@ -212,7 +212,9 @@ def test_types(kernels, types):
 
 
 @MOSTLY_INTERPRETED
-@pytest.mark.parametrize(("where", "value"), [(0, "nan"), (4099, "-inf"), (8999, "inf")])
+@pytest.mark.parametrize(
+    ("where", "value"), [(0, "nan"), pytest.param(4099, "-inf", marks=STORM), (8999, "inf")]
+)
 def test_what_is_not_finite_is_told(kernels, value, where):
     x = make("gaussian", "float32", 9000)
     x[where] = float(value)
@@ -267,7 +269,11 @@ def test_many_rows(kernels, chunk):
 
 
 @pytest.mark.parametrize(
-    ("chunk", "dtypes", "most"), [(64, 1, 1), (64, 3, 3), (8192, 1, 7), (0, 1, 7), (0, 3, 11)]
+    ("chunk", "dtypes", "most"),
+    [
+        *((64, 1, 1), (0, 3, 11)),
+        *(pytest.param(*each, marks=STORM) for each in ((64, 3, 3), (8192, 1, 7), (0, 1, 7))),
+    ],
 )
 def test_launches(chunk, dtypes, most):
     """As many for many rows as for one; those that read gradients come once a dtype."""
@@ -513,6 +519,7 @@ def test_bytes_by_chunk(record_property, chunk, held, most):
     assert launches.accesses["chunks_in_registers"][16] == count // 4 * (3 if held else 2)
 
 
+@STORM
 def test_bytes_by_tensor(record_property):
     count = 40_000
     with executed() as launches:
