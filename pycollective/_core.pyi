@@ -697,7 +697,7 @@ def close_all() -> bool: ...
 def combine_into(
     inputs: Sequence[Any],
     recipe: Sequence[int],
-    leaves: int,
+    divisor: float,
     op: str,
     dtype: str,
     out: Any,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <memory>
@@ -72,8 +73,8 @@ void combine_exactly(CombineFn combine, const Combination& what, std::vector<Ter
   std::memcpy(out + whole * out_size, room, rest * out_size);
 }
 
-void combine_into(const std::vector<py::object>& inputs, const std::vector<int>& steps, int leaves,
-                  const std::string& op_name, const std::string& dtype_name, const py::object& out,
+void combine_into(const std::vector<py::object>& inputs, const std::vector<int>& steps,
+                  double divisor, const std::string& op_name, const std::string& dtype_name, const py::object& out,
                   bool finish, const std::string& simd) {
   const DtypeTraits* const leaf = find_named(kDtypeTable, dtype_name);
   if (leaf == nullptr) refuse("no dtype '" + dtype_name + "'");
@@ -96,7 +97,11 @@ void combine_into(const std::vector<py::object>& inputs, const std::vector<int>&
     if (pending > kMostPending) refuse("a recipe that keeps too many operands waiting");
   }
   if (pending != 1 || taken != inputs.size()) refuse("the recipe must take each input once");
-  if (leaves < 1 || leaves > kCountableRanks) refuse("leaves must be 1 or more");
+  const bool divides = op == ReduceOp::kAvg && finish;
+  if (!(divisor > 0 && std::isfinite(divisor))) refuse("the divisor is not above 0");
+  if (divides && !wide && leaf->dtype != Dtype::kFloat32 && leaf->dtype != Dtype::kFloat64 &&
+      (divisor > kCountableRanks || divisor != std::floor(divisor)))
+    refuse("integers are divided by a whole number of leaves");
 
   std::vector<Argument> arguments;
   std::vector<Term> terms;
@@ -113,7 +118,7 @@ void combine_into(const std::vector<py::object>& inputs, const std::vector<int>&
   const bool narrow = finish && (!wide || to.dtype() == leaf->dtype);
   to.of(narrow ? leaf->dtype : node);
   const Combination what{recipe.data(), static_cast<int>(recipe.size()),
-                         static_cast<int>(terms.size()), double(leaves), narrow};
+                         static_cast<int>(terms.size()), divisor, narrow};
   const std::size_t size = size_of(to.dtype());
   // A result that stays in the accumulator's type is a node, which that type's own kernel finishes.
   const CombineFn finishing =
@@ -122,7 +127,7 @@ void combine_into(const std::vector<py::object>& inputs, const std::vector<int>&
     auto* const data = to.as<std::byte>();
     combine_exactly(kernels.combine, what, std::move(terms), sizes, data, size, to.count());
     if (finishing == nullptr) return;
-    const Combination alone{&kRecipeTake, 1, 1, double(leaves), true};
+    const Combination alone{&kRecipeTake, 1, 1, divisor, true};
     combine_exactly(finishing, alone, {{data, true}}, {size}, data, size, to.count());
   });
 }
@@ -358,11 +363,11 @@ void bind_reductions(py::module_& module) {
              "alike in dtype and count, into `out` (which may be one of them) and `copy`.");
   module.def(
       "combine_into", or_raise(combine_into), py::arg("inputs"), py::arg("recipe"),
-      py::arg("leaves"), py::arg("op"), py::arg("dtype"), py::arg("out"), py::arg("finish"),
+      py::arg("divisor"), py::arg("op"), py::arg("dtype"), py::arg("out"), py::arg("finish"),
       py::arg("simd") = "",
       "Combine leaves of `dtype` and nodes of its accumulator's type into `out`, as `recipe` "
-      "says (`pycollective.order.recipe`): a node, or with `finish` the result over `leaves` "
-      "leaves, in either type.");
+      "says (`pycollective.order.recipe`): a node, or with `finish` the result, which `avg` "
+      "divides by `divisor`, in either type.");
   module.def("accumulate", or_raise(accumulate), py::arg("leaf"), py::arg("shapes"),
              py::arg("nodes"), py::arg("out"), py::arg("simd") = "",
              "Add a leaf, an array or None (+0) of each shape, one behind the other, and the "

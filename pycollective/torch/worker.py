@@ -125,6 +125,10 @@ class Worker:
             ConfigurationError: also on the thread itself, where it would wait for its own end.
         """
         self.refuse_here()
+        return self.submit(call).result()
+
+    def submit(self, call: Callable[[], _T]) -> Future[_T]:
+        """Run it behind those issued before; the future of what it returns or raises."""
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -134,7 +138,7 @@ class Worker:
                 future.set_exception(error)
 
         self.post(run)
-        return future.result()
+        return future
 
     def drain(self) -> None:
         """Wait until all calls that were issued have been made; raises as `call`."""

@@ -26,6 +26,8 @@ class Bucket:
 
     Attributes:
         parameters: as given.
+        own_dtype: the type of all parameters, if it is smaller than fp32 and averages are of it or
+            of fp32: leaves have its values.
         accumulator: holds what this rank's leaves have given.
         averages: flat; they are overwritten step by step.
         gradients: of the leaf that is under way, flat; None where there is none yet.
@@ -46,6 +48,9 @@ class Bucket:
         self.averages = torch.zeros(sum(counts), dtype=dtype)
         parts = zip(self.averages.split(counts), self.parameters, self._strides, strict=True)
         self._views = [part.as_strided(each.shape, strides) for part, each, strides in parts]
+        own = {each.dtype for each in self.parameters}
+        wanted = own if dtype == torch.float32 else own & {dtype}
+        self.own_dtype = next(iter(own)) if len(own) == 1 and wanted - {torch.float32} else None
         self.begin()
 
     def begin(self) -> None:

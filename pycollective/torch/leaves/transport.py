@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -12,9 +18,20 @@ import torch.distributed as dist
 from pycollective._core import Work
 from pycollective.bootstrap.init import init
 from pycollective.communicator import Communicator
+from pycollective.errors import (
+    CollectiveAborted,
+    CollectiveError,
+    CollectiveMismatch,
+    ConfigurationError,
+)
 from pycollective.leaves.deal import Deal
+from pycollective.order import Node
 from pycollective.torch.backend import communicator_of
 from pycollective.torch.leaves.buckets import Bucket
+from pycollective.torch.ordered.calls import checked_group
+from pycollective.torch.ordered.group import OrderedGroup
+from pycollective.torch.ordered.pieces import Call, Nodes
+from pycollective.torch.serving import own_backend, store_of
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -126,11 +143,114 @@ class OverCommunicator:
         return self._divisor_of(self._rows)
 
 
+class OverGroup:
+    """Over a process group of any backend that `ordered` takes, for parameters on CPUs.
+
+    Over Gloo connections are the LeafSync's own. Reductions run on a thread of its own, in one
+    order; the words of `announce` travel with the headers of a step's reductions.
+
+    Args:
+        group: of torch's.
+        number: of this LeafSync among those of the group, the same on all ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, number: int) -> None:
+        self.rank, self.size = group.rank(), group.size()
+        name = f"pycollective.torch.leaves/{number}"
+        self._group = group  # ordered's own reference is weak
+        self._store = store_of(group, f"{name}/aborted", _ASKING)
+        self._ordered = OrderedGroup(group, torch.device("cpu"), None, name=name)
+        self._averages: list[Future[Any]] = []
+        self._words: Sequence[int] = ()
+        self._divisor_of: Callable[[Words], int | None] = lambda rows: None
+        self._refused: Exception | None = None
+        with self._told():
+            self._ordered.prepare()
+
+    def all_gather(self, row: Bytes) -> Bytes:
+        rows = torch.empty(self.size, row.size, dtype=torch.uint8)
+        with self._told():
+            self._ordered.exchange([torch.from_numpy(row.copy())] * self.size, rows)
+        return rows.numpy()
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        with self._told():
+            self._ordered.broadcast(flat.view(torch.uint8))
+
+    def announce(
+        self, words: Sequence[int], divisor_of: Callable[[Words], int | None], needed: bool
+    ) -> None:
+        self._words, self._divisor_of = words, divisor_of
+
+    def average(self, bucket: Bucket, deal: Deal) -> None:
+        rows = [torch.from_numpy(each) for each in bucket.accumulator._spend()]
+        nodes = Nodes(deal, rows, self._words, self._divisor)
+        averages = bucket.averages
+        like = torch.empty(averages.numel(), dtype=torch.float32, device="meta")
+        narrow = bucket.own_dtype if all(map(_at_most_a_leaf, deal.held)) else None
+        call = Call("all_reduce", "avg", like, averages, narrow, nodes=nodes)
+        self._averages.append(self._ordered.worker.submit(partial(self._ordered.run, call)))
+
+    def finish(self) -> None:
+        averages, self._averages = self._averages, []
+        with self._told():
+            for each in averages:
+                each.result()
+
+    def abort(self, reason: str) -> None:
+        with suppress(RuntimeError):  # its server is gone, and ranks see that connections end
+            self._store.set("reason", f"rank {self.rank}: {reason}")
+        self._ordered.disconnect()
+
+    def stats(self) -> dict[str, int]:
+        return self._ordered.stats()
+
+    def close(self) -> None:
+        self._ordered.close()
+
+    def _divisor(self, rows: Words) -> int | None:
+        """On the worker, whose errors are the call's; all ranks raise the same."""
+        try:
+            return self._divisor_of(rows)
+        except ConfigurationError as error:
+            self._refused = error
+            raise CollectiveMismatch(str(error)) from error
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise what another rank has aborted for, in place of a failure that came of it."""
+        try:
+            yield
+        except CollectiveError as error:
+            if self._refused is not None:
+                raise self._refused from None
+            if isinstance(error, CollectiveMismatch):
+                raise
+            with suppress(RuntimeError):
+                if self._store.check(["reason"]):
+                    reason = self._store.get("reason").decode()
+                    raise CollectiveAborted(f"aborted by {reason}", self.rank) from error
+            raise
+
+
+_ASKING = timedelta(seconds=10)  # at most, of a store that has an answer
+_numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count[int]]
+_numbers = weakref.WeakKeyDictionary()
+
+
+def _at_most_a_leaf(runs: Sequence[Node]) -> bool:
+    return sum(hi - lo for lo, hi in runs) <= 1
+
+
 def transport_of(group: dist.ProcessGroup | Communicator | None) -> Transport:
     """One of a LeafSync's own, over the ranks of `group`: its calls mix with no others."""
     if group is None and not dist.is_initialized():
-        return OverCommunicator(init())
-    ranks = group if isinstance(group, Communicator) else communicator_of(group, "LeafSync")
-    comm = ranks.split(0)
+        group = init()
+    if not isinstance(group, Communicator):
+        found = checked_group(group)
+        if own_backend(found, torch.device("cpu")) is None:
+            return OverGroup(found, next(_numbers.setdefault(found, itertools.count())))
+        group = communicator_of(found, "LeafSync")
+    comm = group.split(0)
     assert comm is not None  # as it gave a color
     return OverCommunicator(comm)

@@ -34,7 +34,7 @@ from pycollective.torch.ordered.header import Header
 from pycollective.torch.ordered.late import WATCH, LateCalls
 from pycollective.torch.ordered.layout import Layout, layout_of
 from pycollective.torch.ordered.messages import Messages
-from pycollective.torch.ordered.pieces import Buffers, Call, combine, leaves_of
+from pycollective.torch.ordered.pieces import Buffers, Call, combine
 from pycollective.torch.ordered.work import DeviceWork, Issued, UnderWay
 from pycollective.torch.streams import Streams
 from pycollective.torch.worker import Worker
@@ -62,6 +62,7 @@ class OrderedGroup:
         device: where its tensors are.
         streams: of the device; None on CPUs.
         ranks: those of the group, numbered in the default group; None to ask torch.
+        name: of the part of the group's store by which connections of its own are made.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class OrderedGroup:
         device: torch.device,
         streams: Streams | None,
         ranks: Sequence[int] | None = None,
+        name: str = "pycollective.torch.ordered",
     ) -> None:
         self.rank, self.size = group.rank(), group.size()
         self.device = device
@@ -86,7 +88,7 @@ class OrderedGroup:
         self._messages: Messages | DeviceMessages
         self._calls: CpuCalls | DeviceCalls
         if streams is None:
-            self._messages = Messages(group)
+            self._messages = Messages(group, name)
             self._calls = CpuCalls(self.rank, self.size, self._messages, self._buffers)
         else:
             self._messages = DeviceMessages(group, device)
@@ -204,6 +206,15 @@ class OrderedGroup:
             self.calls += 1
             self._calls.exchange(rows, out)
 
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Make the bytes of a flat tensor those of rank 0, on CPUs; as `exchange`."""
+        assert isinstance(self._messages, Messages)
+        assert isinstance(self._calls, CpuCalls)
+        with self._alone("broadcast"):
+            self._messages.connect()
+            self.calls += 1
+            self._calls.broadcast(flat)
+
     def name_ranks(self, names: Sequence[int]) -> None:
         """Call the ranks so in errors; by default by their numbers in the group."""
         self._messages.names = names
@@ -212,6 +223,12 @@ class OrderedGroup:
         """Let the calls under way fail over Gloo, here and on the peers."""
         if isinstance(self._messages, Messages):
             self._messages.disconnect()
+
+    def close(self) -> None:
+        """End the thread, and let go of connections of its own; no call follows."""
+        self.worker.end()
+        assert isinstance(self._messages, Messages)
+        self._messages.close()
 
     def give_up(self, error: CollectiveError) -> None:
         """End what a device has under way, because of an error; from any thread."""
@@ -291,7 +308,10 @@ class OrderedGroup:
         self._calls.raise_late()
         self.calls += 1
         if self.size == 1:
-            combine(call, [call.leaves], call.results, leaves_of(1), 1, finish=True)
+            nodes = call.nodes
+            divisor = 1 if nodes is None else nodes.divisor([nodes.block])
+            order = [node for node, _ in call.given(1)]
+            combine(call, call.rows, call.results, order, divisor, finish=True)
             return call.header(self.calls, fits=True)
         return self._calls.run(call, layout, self.calls, self.piece)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from pycollective.leaves.deal import Deal
 from pycollective.order import Node, held
 
 
@@ -86,6 +87,14 @@ class Layout:
     def nodes(self) -> tuple[tuple[Node, ...], ...]:
         """What each host has of the order: leaves or sums of them, ascending."""
         return tuple(tuple(held(ranks, self.size)) for ranks in self.hosts)
+
+    def nodes_of(self, deal: Deal) -> tuple[tuple[Node, ...], ...]:
+        """What each host has of the order where ranks give what a deal says."""
+        if self.apart:
+            return tuple(tuple(deal.nodes(rank)) for (rank,) in self.hosts)
+        given = [[run for rank in ranks for run in deal.held[rank]] for ranks in self.hosts]
+        leaves = [[leaf for run in runs for leaf in range(*run)] for runs in given]
+        return tuple(tuple(held(each, deal.leaves)) for each in leaves)
 
     def most_messages(self, kind: str) -> int:
         """How many messages one rank sends another in one round of a call, at most."""

@@ -39,10 +39,15 @@ class Messages:
     Between two ranks messages of a tag keep their order, so each rank starts its own in one order.
     They do not count as the group's collectives. Over Gloo they go over connections of our own, so
     a program may use the group meanwhile, from any thread. The group is held weakly.
+
+    Args:
+        group: of torch's.
+        name: of the part of its store by which connections are made; each is for one.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, name: str = "pycollective.torch.ordered") -> None:
         self._group = weakref.ref(group)
+        self._name = name
         self._rank, self._size = group.rank(), group.size()
         self.names: Sequence[int] = range(self._size)  # of the ranks, in errors
         self._own: Any = None  # a backend of ours, over Gloo
@@ -70,7 +75,7 @@ class Messages:
         if not is_gloo(group):
             return
         try:
-            store = store_of(group, "pycollective.torch.ordered")
+            store = store_of(group, self._name)
             timeout = backend_of(group, _CPU).options._timeout
             self._own = dist.ProcessGroupGloo(store, self._rank, self._size, timeout)
         except RuntimeError as error:
@@ -163,6 +168,12 @@ class Messages:
             with contextlib.suppress(RuntimeError):
                 receive = self._own.recv([self._scrap], self._others()[0], PROBES)
                 receive.wait(_NO_WAIT)
+
+    def close(self) -> None:
+        """Let go of connections of our own, and of what is under way."""
+        self._own = None
+        self._under_way.clear()
+        self._answers.clear()
 
     def abort(self, reason: str) -> None:
         """Let what is under way fail."""

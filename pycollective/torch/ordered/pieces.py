@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
+from pycollective.errors import CollectiveMismatch, named
+from pycollective.leaves.deal import Deal
 from pycollective.order import Node, recipe
 from pycollective.torch.ordered import header, reduction
 from pycollective.torch.ordered.device_messages import DeviceMessages
@@ -23,6 +27,48 @@ from pycollective.triton.formats import name_of
 _SMALL = 32 << 10
 _ALIGNED = 64  # bytes: rows that begin so are read 16 bytes at a time
 
+Words: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+BLOCK = 64  # bytes: what a rank says of its nodes, behind the header
+
+
+@dataclass
+class Nodes:
+    """What this rank gives to an all-reduce in place of a leaf, on CPUs.
+
+    Attributes:
+        deal: which nodes of the order each rank gives; the same on all ranks.
+        rows: one for each of this rank's, of the type of `Call.leaves`.
+        words: up to 7 numbers of this rank, as many on all ranks, which all are told.
+        divisor_of: what all ranks' words make, (size, words); None for the number of leaves. It may
+            raise CollectiveMismatch, the same on all ranks; no data are used then.
+    """
+
+    deal: Deal
+    rows: Sequence[torch.Tensor]
+    words: Sequence[int]
+    divisor_of: Callable[[Words], int | None]
+
+    @property
+    def block(self) -> torch.Tensor:
+        """What this rank says of them, as it travels."""
+        block = torch.zeros(BLOCK // 8, dtype=torch.int64)
+        block[: 1 + len(self.words)] = torch.tensor([self.deal.digest, *self.words])
+        return block.view(torch.uint8)
+
+    def divisor(self, blocks: Sequence[torch.Tensor]) -> int:
+        """What all ranks' blocks make the divisor of the average.
+
+        Raises:
+            CollectiveMismatch: they have other deals; or as `divisor_of`.
+        """
+        said = np.stack([each.view(torch.int64).numpy() for each in blocks])
+        if others := np.flatnonzero(said[:, 0] != said[0, 0]).tolist():
+            raise CollectiveMismatch(
+                f"{named(others)} have another deal of leaves than rank 0. No data were used. All "
+                "ranks must give the same deal"
+            )
+        return self.divisor_of(said[:, 1 : 1 + len(self.words)]) or self.deal.leaves
+
 
 @dataclass
 class Call:
@@ -31,12 +77,14 @@ class Call:
     Attributes:
         kind: "all_reduce" or "reduce_scatter".
         op: as the contract names it.
-        leaves: the input.
-        results: the output, of the same dtype; an all-reduce's may be the input itself.
+        leaves: the input; with `nodes` a tensor without memory, of their type and size.
+        results: the output, of the same dtype; an all-reduce's may be the input itself. With
+            `nodes` of any float type up to fp32.
         narrow: the dtype in which leaves travel if every rank's have exactly such values.
         narrow_check: "host": on devices the host waits to learn it. "device": leaves travel so, and
             where they do not fit results that are floats are NaN.
         done: called when the results are there.
+        nodes: what this rank gives in place of a leaf.
     """
 
     kind: str
@@ -46,12 +94,27 @@ class Call:
     narrow: torch.dtype | None = None
     narrow_check: str = "host"
     done: Callable[[], None] = lambda: None
+    nodes: Nodes | None = None
+
+    @property
+    def rows(self) -> Sequence[torch.Tensor]:
+        """What this rank gives, a row for each node."""
+        return [self.leaves] if self.nodes is None else self.nodes.rows
+
+    def given(self, ranks: int) -> list[tuple[Node, int]]:
+        """Each node that any rank gives, and who gives it; they ascend."""
+        if self.nodes is None:
+            return [((rank, rank + 1), rank) for rank in range(ranks)]
+        deal = self.nodes.deal
+        assert deal.size == ranks
+        return sorted((node, rank) for rank in range(ranks) for node in deal.nodes(rank))
 
     def header(self, number: int, fits: bool) -> Header:
         """What this rank says of it, as call `number`."""
         narrow = name_of(self.narrow) if self.narrow is not None else ""
-        dtype, count = name_of(self.leaves.dtype), self.leaves.numel()
-        return Header(number, self.kind, dtype, self.op, count, narrow, self.narrow_check, fits)
+        dtype, count = name_of(self.results.dtype), self.leaves.numel()
+        kind = self.kind if self.nodes is None else "all_reduce_nodes"
+        return Header(number, kind, dtype, self.op, count, narrow, self.narrow_check, fits)
 
 
 class Buffers:
@@ -120,6 +183,7 @@ class Pieces:
         shards: Sequence[Shard],
         received: Sequence[torch.Tensor] = (),
         check: reduction.Check | None = None,
+        divisor: float | None = None,
     ) -> list[tuple[Shard, torch.Tensor]]:
         """Reduce this rank's shards of a piece.
 
@@ -129,21 +193,25 @@ class Pieces:
             shards: of the piece.
             received: of every rank the leaves that this rank reduces, if they came with headers.
             check: of headers, on devices.
+            divisor: of an average; None for the number of ranks.
 
         Returns:
             The shards that this rank has reduced, and their results.
         """
+        divisor = self._size if divisor is None else divisor
         rail = [each for each in shards if each.rail == layout.index]
         mine = [each for each in rail if each.host == layout.host]
-        nodes = sorted((node, h) for h, those in enumerate(layout.nodes) for node in those)
+        of_hosts = layout.nodes if call.nodes is None else layout.nodes_of(call.nodes.deal)
+        nodes = sorted((node, h) for h, those in enumerate(of_hosts) for node in those)
         dtype = call.leaves.dtype
         if layout.apart:
-            terms = [[call.leaves[each.begin : each.end]] for each in rail]
+            terms = [[row[each.begin : each.end] for row in call.rows] for each in rail]
         else:
-            rows = self._buffers.shards("rows", dtype, len(layout.local), rail)
-            within = _leaves_within_host(call.leaves, layout, shards, rows)
+            local = [each for each in call.given(self._size) if each[1] in layout.local]
+            rows = self._buffers.shards("rows", dtype, len(local), rail)
+            within = _rows_within_host(call.rows, layout, shards, [r for _, r in local], rows)
             self._sender.start(LEAVES, *within).wait()
-            terms = self._host_sums(call, layout, rail, rows)
+            terms = self._host_sums(call, of_hosts[layout.host], rail, local, rows)
             dtype = reduction.node_dtype(dtype, call.op)
         if not received:
             # Between hosts in the memory of the host's leaves, which are added up by now.
@@ -160,7 +228,7 @@ class Pieces:
                 else row[at : at + shard.size]
                 for row, (_, h) in zip(received, nodes, strict=True)
             ]
-            combine(call, operands, result, [node for node, _ in nodes], self._size, True, check)
+            combine(call, operands, result, [node for node, _ in nodes], divisor, True, check)
         return list(zip(mine, results, strict=True))
 
     def send_results(
@@ -189,25 +257,38 @@ class Pieces:
         self._sender.start(RESULTS, *within).wait()
 
     def _host_sums(
-        self, call: Call, layout: Layout, rail: Sequence[Shard], rows: torch.Tensor
+        self,
+        call: Call,
+        nodes: Sequence[Node],
+        rail: Sequence[Shard],
+        local: Sequence[tuple[Node, int]],
+        rows: torch.Tensor,
     ) -> list[list[torch.Tensor]]:
-        """For each shard of the rail what this host has of the order, added up."""
-        nodes = layout.nodes[layout.host]
+        """For each shard of the rail what this host has of the order, `nodes`, added up.
+
+        Args:
+            call: of which.
+            nodes: of this host.
+            rail: the shards.
+            local: what each row is, and whose.
+            rows: of the host's ranks.
+        """
         dtype = reduction.node_dtype(call.leaves.dtype, call.op)
         sums = self._buffers.shards("sums", dtype, len(nodes), rail)
         found = []
         for shard, at in zip(rail, offsets(rail), strict=False):
-            leaves = {
-                rank: self._own(call.leaves[shard.begin : shard.end], row[at : at + shard.size])
+            own = iter(call.rows)
+            given = [
+                self._own(next(own)[shard.begin : shard.end], row[at : at + shard.size])
                 if rank == self._rank
                 else row[at : at + shard.size]
-                for rank, row in zip(layout.local, rows, strict=True)
-            }
+                for (_, rank), row in zip(local, rows, strict=True)
+            ]
             found.append([each[at : at + shard.size] for each in sums])
-            for node, out in zip(nodes, found[-1], strict=True):
-                ranks = range(*node)
-                terms = [leaves[rank] for rank in ranks]
-                combine(call, terms, out, [(r, r + 1) for r in ranks], self._size, False)
+            for (lo, hi), out in zip(nodes, found[-1], strict=True):
+                inside = [i for i, ((first, _), _) in enumerate(local) if lo <= first < hi]
+                of = [local[i][0] for i in inside]
+                combine(call, [given[i] for i in inside], out, of, self._size, False)
         return found
 
     def _result_of(self, call: Call, shard: Shard) -> torch.Tensor:
@@ -228,7 +309,18 @@ def aligned(nbytes: int) -> int:
 
 def is_small(call: Call, ranks: int) -> bool:
     """Whether every rank gets all leaves, and reduces all."""
-    return call.leaves.nbytes <= header.ROOM or call.leaves.nbytes * ranks <= _SMALL
+    most = call.leaves.nbytes * most_rows(call)
+    if call.nodes is not None:
+        return most + BLOCK <= header.ROOM
+    return most <= header.ROOM or most * ranks <= _SMALL
+
+
+def most_rows(call: Call) -> int:
+    """How many rows any rank gives."""
+    if call.nodes is None:
+        return 1
+    deal = call.nodes.deal
+    return max(len(deal.nodes(rank)) for rank in range(deal.size))
 
 
 def leaves_of(ranks: int) -> list[Node]:
@@ -260,7 +352,7 @@ def combine(
     terms: Sequence[torch.Tensor] | torch.Tensor,
     out: torch.Tensor,
     nodes: Sequence[Node],
-    ranks: int,
+    divisor: float,
     finish: bool,
     check: reduction.Check | None = None,
 ) -> None:
@@ -271,30 +363,45 @@ def combine(
         terms: as `reduction.reduce` has them.
         out: the node, or the result.
         nodes: what each term is of the order.
-        ranks: of the group.
+        divisor: of an average.
         finish: whether `out` is the result.
         check: of headers, on devices.
     """
     if out.numel() or check is not None:
         steps = recipe((nodes[0][0], nodes[-1][1]), nodes)
-        reduction.reduce(terms, out, call.op, steps, ranks, call.leaves.dtype, finish, check)
+        # Sums in fp32 that make a result of a smaller type are that type's.
+        dtype = min(call.leaves.dtype, out.dtype, key=lambda each: each.itemsize)
+        reduction.reduce(terms, out, call.op, steps, divisor, dtype, finish, check)
 
 
-def _leaves_within_host(
-    leaves: torch.Tensor, layout: Layout, shards: Sequence[Shard], rows: torch.Tensor
+def _rows_within_host(
+    given: Sequence[torch.Tensor],
+    layout: Layout,
+    shards: Sequence[Shard],
+    ranks: Sequence[int],
+    rows: torch.Tensor,
 ) -> tuple[list[Message], list[Message]]:
-    """Sends and receives that bring each rank of the host the leaves of its rail's shards."""
+    """Sends and receives that bring each rank of the host what it gives of its rail's shards.
+
+    Args:
+        given: what this rank gives.
+        layout: of the group.
+        shards: of a piece.
+        ranks: whose each row is.
+        rows: where it goes.
+    """
     receives = []
-    for rank, row in zip(layout.local, rows, strict=True):
+    for rank, row in zip(ranks, rows, strict=True):
         at = 0
         for begin, end in spans([each for each in shards if each.rail == layout.index]):
             if rank != layout.rank:
                 receives.append((rank, row[at : at + end - begin]))
             at += end - begin
     sends = [
-        (layout.local[number], leaves[begin:end])
+        (layout.local[number], row[begin:end])
         for number in range(layout.rails)
         if number != layout.index
+        for row in given
         for begin, end in spans([each for each in shards if each.rail == number])
     ]
     return sends, receives

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pycollective import _core
+from pycollective import _core, order
 from pycollective.dtypes import TRAITS
 from pycollective.torch.ordered import plain
 from pycollective.triton.formats import name_of
@@ -77,7 +77,7 @@ def reduce(
     out: torch.Tensor,
     op: str,
     recipe: Sequence[int],
-    leaves: int,
+    divisor: float,
     dtype: torch.dtype,
     finish: bool,
     check: Check | None = None,
@@ -91,14 +91,14 @@ def reduce(
             overlaps none on a device.
         op: as the contract names it.
         recipe: which are combined, as `pycollective.order.recipe` has it.
-        leaves: of the whole order; `avg` divides by it.
+        divisor: `avg` divides by it; on a device the leaves of the whole order.
         finish: whether `out` is the result.
         check: headers to compare by the way, see `Check`; also of an empty `out`.
     """
     device_type = out.device.type
     kernels = _triton("reduce", device_type)
     if kernels is None and device_type == "cpu":
-        _reduce_here(list(terms), out, op, recipe, leaves, dtype, finish)
+        _reduce_here(list(terms), out, op, recipe, divisor, dtype, finish)
         if check is not None:
             plain.compare(out, check)
     elif len(terms) == 1 and not finish and check is None:
@@ -107,11 +107,12 @@ def reduce(
         rows = _rows(terms)
         if len(terms) <= _MOST_ROWS and kernels is not None:
             many = check is not None and len(check.rows) > _MOST_ROWS
-            kernels.reduce(rows, out, op, recipe, leaves, dtype, finish, None if many else check)
+            given = rows, out, op, recipe, int(divisor), dtype, finish
+            kernels.reduce(*given, None if many else check)
             if check is not None and many:
                 plain.compare(out, check)
         else:
-            plain.reduce(rows, out, op, recipe, leaves, dtype, finish, check)
+            plain.reduce(rows, out, op, recipe, int(divisor), dtype, finish, check)
 
 
 def _reduce_here(
@@ -119,7 +120,7 @@ def _reduce_here(
     out: torch.Tensor,
     op: str,
     recipe: Sequence[int],
-    leaves: int,
+    divisor: float,
     dtype: torch.dtype,
     finish: bool,
 ) -> None:
@@ -128,10 +129,22 @@ def _reduce_here(
         return
     if len(terms) == 1 and not finish:
         out.copy_(terms[0])
-    elif finish and len(terms) == leaves and all(each.dtype == out.dtype for each in terms):
+        return
+    all_alike = all(each.dtype == out.dtype for each in terms)
+    if finish and all_alike and len(terms) == divisor and _is_of_leaves(recipe, len(terms)):
         _core.reduce_into(terms, op, out)
     else:
-        _core.combine_into(terms, recipe, leaves, op, name_of(dtype), out, finish)
+        _core.combine_into(terms, recipe, divisor, op, name_of(dtype), out, finish)
+
+
+def _is_of_leaves(recipe: Sequence[int], terms: int) -> bool:
+    """Whether a recipe is that of as many leaves: nodes may be combined otherwise."""
+    return tuple(recipe) == _of_leaves(terms)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_leaves(leaves: int) -> tuple[int, ...]:
+    return tuple(order.recipe((0, leaves), [(i, i + 1) for i in range(leaves)]))
 
 
 def _rows(terms: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
