@@ -425,7 +425,7 @@ def ends(model, sync):
 
 def drops(model, sync):
     loader = Wrapped(loader_of(sync), lambda loader: (x for x in loader if 7 not in x[1]))
-    for step in sync.steps(loader):
+    for step in sync.steps(loader, until=7):
         for batch in step:
             backward(model, batch)
 
@@ -441,14 +441,14 @@ def made_before(model, sync):
 def extra_next(model, sync):
     """A loader that keeps its workers has one iterator for all who ask."""
     loader = loader_of(sync, num_workers=1, persistent_workers=True)
-    for step in sync.steps(loader):
+    for step in sync.steps(loader, until=3):
         for batch in step:
             backward(model, batch)
         next(iter(loader))
 
 
 def loaded_inside(model, sync):
-    for step in sync.steps(loader_of(sync)):
+    for step in sync.steps(loader_of(sync), until=9):
         for batch in step:
             backward(model, batch)
         sync.load_state_dict({**sync.state_dict(), "step": 7})
@@ -521,9 +521,9 @@ class ByList:
 
 def test_leaves_are_read_out_of_turn(made):
     _, sync = made
-    sampler = LeafSampler(sync, SAMPLES, 2)
-    ahead = DataLoader(dataset(), batch_sampler=sampler)
+    ahead = loader_of(sync)
     drawn = [*itertools.islice(ahead, 44)]  # three epochs of five steps of four leaves, nearly
+    sampler = LeafSampler(sync, SAMPLES, 2)
     for loader in (ahead, DataLoader(ByList(dataset()), batch_sampler=sampler)):
         for at in (43, 0, 21, 22):
             read = sampler.read(loader, *divmod(at, 4))
