@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import signal
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from pycollective import CollectiveMismatch, Deal
+from pycollective.torch import LeafSync
+from tests.harness import Ranks
 from tests.inputs import same_bits
+from tests.joining import failing
 from tests.torch import test_leaf_sync as over_pycollective
-from tests.torch.ordered_groups import standing
-from tests.torch.test_leaf_sync import BF16, DDP, FP32, MIXED, wanted
+from tests.torch.groups import join
+from tests.torch.ordered_groups import own_group, standing
+from tests.torch.test_leaf_sync import ALIKE, BF16, DDP, FP32, MIXED, wanted
 
 
 def over_gloo(comm, name, topology, *given):
@@ -61,3 +69,87 @@ def test_two_leaf_syncs_share_a_group(pool):
     alone, both = (pool(ranks).call(over_gloo, "two_models", "", 3) for ranks in (1, 2))
     for found in both:
         assert all(same_bits(*each) for each in zip(found, alone[0], strict=True))
+
+
+# --- Failures.
+
+
+def of_own_group(comm, name, *given):
+    """What a function of `test_leaf_sync` returns or raises over a Gloo group for it alone."""
+    torch.set_num_threads(1)
+    with (
+        own_group(comm, timeout=datetime.timedelta(seconds=20)) as group,
+        mock.patch.object(over_pycollective, "standing_group", return_value=group),
+    ):
+        return getattr(over_pycollective, name)(comm, *given)
+
+
+@pytest.mark.parametrize("case", ["count", "step", "leaves", "shape"])
+def test_ranks_are_told_what_they_have_unlike(pool, case):
+    for said in pool(2).call(of_own_group, "told_apart", case):
+        assert ALIKE[case] in said
+
+
+def test_an_error_in_a_leaf_is_told_to_all_and_another_leaf_sync_can_follow(pool):
+    told, own = pool(2).call(of_own_group, "raised_in_a_leaf")
+    assert own == "'no sample'"
+    assert "rank 1: leaf 1 of step 0 raised KeyError: 'no sample'" in told
+
+
+def dealt_apart(comm):
+    """What ranks are told whose deals differ."""
+    with own_group(comm) as group:
+        model = torch.nn.Linear(3, 2)
+        sync = LeafSync(model, 4, group=group)
+        halves = ((0, 2),), ((2, 4),)
+        deal = Deal(4, halves if comm.rank else halves[::-1])
+        with mock.patch.object(sync, "deal_of", return_value=deal):
+
+            def step():
+                for leaf in sync.local_leaves:
+                    with sync.leaf(leaf):
+                        model(torch.ones(1, 3)).sum().backward()
+
+            return failing(step)[0]
+
+
+def test_ranks_with_other_deals_are_named(pool):
+    for told in pool(2).call(dealt_apart):
+        assert type(told) is CollectiveMismatch, told
+        assert "rank(s) 1 have another deal of leaves than rank 0" in str(told)
+
+
+def sent_in_a_step(comm, leaves):
+    """Bytes that a rank sends in a step of a model in bfloat16."""
+    model = torch.nn.Linear(200, 200, dtype=torch.bfloat16)
+    sync = LeafSync(model, leaves, grad_dtype=torch.float32, group=standing(comm))
+    before = sync.stats()["sent_bytes"]
+    for leaf in sync.local_leaves:
+        with sync.leaf(leaf):
+            model(torch.ones(1, 200, dtype=torch.bfloat16)).sum().backward()
+    sent = sync.stats()["sent_bytes"] - before
+    sync.close()
+    return sent
+
+
+def test_a_leaf_travels_in_its_own_type_where_ranks_have_one(pool):
+    half = (200 * 200 + 200) // 2  # elements that the other rank reduces, and as many results
+    headers = 64 + 64
+    assert pool(2).call(sent_in_a_step, 2) == [half * (2 + 4) + headers] * 2
+    assert pool(2).call(sent_in_a_step, 4) == [half * (4 + 4) + headers] * 2
+
+
+def killed_in_its_last_leaf(comm):
+    join(comm, "gloo", timeout=20)
+    with mock.patch.object(over_pycollective, "standing_group", return_value=dist.group.WORLD):
+        return over_pycollective.killed_in_its_last_leaf(comm)
+
+
+def test_a_rank_that_is_killed_is_named_and_no_average_is_there():
+    with Ranks(2, module="tests.torch.programs") as ranks:
+        survivor, killed = ranks.call(killed_in_its_last_leaf)
+    assert killed.exit_code == -signal.SIGKILL
+    assert survivor.error is None
+    said, gradient = survivor.result
+    assert "rank(s) 1" in said
+    assert gradient is None

@@ -226,11 +226,16 @@ class OverGroup:
                 raise self._refused from None
             if isinstance(error, CollectiveMismatch):
                 raise
-            with suppress(RuntimeError):
-                if self._store.check(["reason"]):
-                    reason = self._store.get("reason").decode()
-                    raise CollectiveAborted(f"aborted by {reason}", self.rank) from error
+            if reason := self._reason():
+                raise CollectiveAborted(f"aborted by {reason}", self.rank) from error
             raise
+
+    def _reason(self) -> str:
+        """Why a rank has aborted; "" if none has said so, or the store's server is gone."""
+        with suppress(RuntimeError):
+            if self._store.check(["reason"]):
+                return str(self._store.get("reason").decode())
+        return ""
 
 
 _ASKING = timedelta(seconds=10)  # at most, of a store that has an answer
