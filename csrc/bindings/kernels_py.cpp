@@ -74,8 +74,8 @@ void combine_exactly(CombineFn combine, const Combination& what, std::vector<Ter
 }
 
 void combine_into(const std::vector<py::object>& inputs, const std::vector<int>& steps,
-                  double divisor, const std::string& op_name, const std::string& dtype_name, const py::object& out,
-                  bool finish, const std::string& simd) {
+                  double divisor, const std::string& op_name, const std::string& dtype_name,
+                  const py::object& out, bool finish, const std::string& simd) {
   const DtypeTraits* const leaf = find_named(kDtypeTable, dtype_name);
   if (leaf == nullptr) refuse("no dtype '" + dtype_name + "'");
   const ReduceOp op = op_named(op_name);
