@@ -41,7 +41,7 @@ def cut(costs: Sequence[float], speeds: Sequence[float]) -> Deal:
     if leaves < len(speeds):
         return Deal.contiguous(len(speeds), leaves)
     search = _Search(costs, speeds)
-    low = search.until[-1] / sum(speeds)  # nothing is faster
+    low = search.until[-1] / math.fsum(speeds)  # nothing is faster
     high = low * _CLOSE
     while search.begins(high) is None:
         low, high = high, 2 * high

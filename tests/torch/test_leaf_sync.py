@@ -705,6 +705,9 @@ class Dealt:
         self.leaves, self.seed, self.step = 6, 1, step
         self.local_leaves = leaves_of(rank, size, 6)
 
+    def leaves_at(self, step):
+        return self.local_leaves
+
 
 def drawn(ranks, steps, first=0):
     """The samples of each leaf and step."""

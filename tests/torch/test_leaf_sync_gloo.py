@@ -103,7 +103,7 @@ def dealt_apart(comm):
         sync = LeafSync(model, 4, group=group)
         halves = ((0, 2),), ((2, 4),)
         deal = Deal(4, halves if comm.rank else halves[::-1])
-        with mock.patch.object(sync, "deal_of", return_value=deal):
+        with mock.patch.object(sync, "_deal_of", return_value=deal):
 
             def step():
                 for leaf in sync.local_leaves:

@@ -23,6 +23,7 @@ class Leaves(Protocol):
 
     @property
     def local_leaves(self) -> range: ...
+    def leaves_at(self, step: int) -> range: ...
 
 
 class LeafSampler(Sampler[list[int]]):
@@ -87,8 +88,8 @@ class LeafSampler(Sampler[list[int]]):
         self.iterations += 1
         notes, self._notes = self._notes, None
         step = self.sync.step
-        while self.sync.local_leaves:
-            for leaf in self.sync.local_leaves:
+        while leaves := self.sync.leaves_at(step):
+            for leaf in leaves:
                 if notes is not None:
                     notes.append((step, leaf))
                 yield self.indices_of(step, leaf)

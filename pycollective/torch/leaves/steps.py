@@ -240,6 +240,11 @@ class _Batches:
         return batch
 
 
+def draws_ahead(loader: Any) -> int:
+    """Return how many batches a DataLoader draws before they are asked for; at least one a step."""
+    return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 0)
+
+
 def sampler_of(loader: Any, sync: Sync) -> LeafSampler:
     """Return the LeafSampler of a loader.
 

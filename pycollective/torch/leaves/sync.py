@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,11 @@ from pycollective.errors import (
 )
 from pycollective.leaves.deal import Deal
 from pycollective.torch.leaves import comparison
+from pycollective.torch.leaves.balance import Balance, Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
-from pycollective.torch.leaves.steps import Step, Steps, sampler_of
+from pycollective.torch.leaves.steps import Step, Steps, draws_ahead, sampler_of
 from pycollective.torch.leaves.transport import Words, transport_of
 from pycollective.torch.norm import clip_gradients
 
@@ -131,6 +133,10 @@ class LeafSync:
         self._given: dict[int, int] = {}  # leaves of this step, each with its count; -1 for none
         self._settled = True  # the open leaf's count is known
         self._averaging = 0  # so many of the first buckets
+        self._balance: Balance | None = None  # of the loop that goes on, if it has a cost
+        self._seconds = 0.0  # that this rank's leaves of this step have taken so far
+        self._seconds_before = 0.0  # of the last step
+        self._all_before = [0.0] * self._transport.size  # by rank
         self._dealt: tuple[int, Deal] | None = None  # of which step
         self._divisor = self.leaves  # of the averages of the last step
         self._complete = False  # the last step, and nobody asked yet
@@ -142,21 +148,46 @@ class LeafSync:
 
     @property
     def local_leaves(self) -> range:
-        runs = self._deal.held[self._transport.rank]
+        return self._run_of(self._deal)
+
+    def leaves_at(self, step: int) -> range:
+        """Return this rank's leaves of the step that is under way, or of one that a loader draws.
+
+        Raises:
+            ConfigurationError: `steps` has a cost, and these leaves' is no number above 0; or the
+                loader draws further ahead than it says.
+        """
+        return self._run_of(self._deal_of(step))
+
+    def _run_of(self, deal: Deal) -> range:
+        runs = deal.held[self._transport.rank]
         return range(*runs[0]) if runs else range(0)
 
-    def deal_of(self, step: int) -> Deal:
-        """Which rank gives which leaves in a step; each has one run of them, or none."""
+    def _deal_of(self, step: int) -> Deal:
+        """Who has which leaves in a step, the same on all ranks; each a run of them, or none."""
+        if self._balance is not None:
+            return self._balance.deal_of(step)
         return Deal.contiguous(self._transport.size, self.leaves)
 
     @property
     def _deal(self) -> Deal:
         """Of the step that is under way, or comes next."""
         if self._dealt is None or self._dealt[0] != self.step:
-            self._dealt = self.step, self.deal_of(self.step)
+            try:
+                self._dealt = self.step, self._deal_of(self.step)
+            except BaseException as error:
+                self._break(f"who has which leaves of step {self.step}:", error)
+                raise
         return self._dealt[1]
 
-    def steps(self, loader: Iterable[Any], *, until: int | None = None) -> Steps:
+    def steps(
+        self,
+        loader: Iterable[Any],
+        *,
+        until: int | None = None,
+        cost: Cost | None = None,
+        measure_ranks: bool = False,
+    ) -> Steps:
         """Go through a training's steps, with their leaves' batches.
 
             for step in sync.steps(loader, until=1000):
@@ -173,6 +204,13 @@ class LeafSync:
                 `torch.utils.data.DataLoader` has. Nothing else iterates it meanwhile.
             until: the number of the step before which it ends, however often the run is resumed;
                 None to go on for ever.
+            cost: how long a leaf takes, in any unit, of the indices of its samples, such as
+                ``lambda samples: sum(lengths[i] ** 2 for i in samples)``. Each step's leaves are
+                then dealt in runs that cost alike. All ranks call it for all leaves, and it returns
+                the same numbers on all of them. None where all leaves cost the same. No bit of a
+                result depends on it.
+            measure_ranks: whether a rank that has computed slowly gets less; it needs a cost. The
+                times of leaves, without those of loading, are told to all ranks.
 
         Raises:
             ConfigurationError: on all ranks, the loader of one cannot be used so; says why.
@@ -186,17 +224,29 @@ class LeafSync:
 
         def mine() -> dict[str, Any]:
             sampler = sampler_of(loader, self)
+            if measure_ranks and cost is None:
+                raise ConfigurationError("steps: measure_ranks=True needs a cost")
+            if cost is not None:
+                Balance(sampler, cost, self._transport.size, None).deal_of(self.step)
             return {
                 "step": self.step,
                 "until": until,
                 "samples of a LeafSampler": sampler.samples,
                 "micro_batch": sampler.micro_batch,
+                "a cost": cost is not None,
+                "measure_ranks": bool(measure_ranks),
+                _AHEAD: draws_ahead(loader),
             }
 
         def check(said: list[dict[str, Any]]) -> None:
-            _refuse_unlike("steps", said, [*said[0]])
+            _refuse_unlike("steps", said, [what for what in said[0] if what != _AHEAD])
 
-        agree(self._transport.all_gather, "steps", mine, check)
+        said = agree(self._transport.all_gather, "steps", mine, check)
+        ahead = max(each[_AHEAD] for each in said) if measure_ranks else None
+        self._balance = self._dealt = None
+        if cost is not None:
+            sampler = sampler_of(loader, self)
+            self._balance = Balance(sampler, cost, self._transport.size, ahead)
         self._handed_out = None
         self._loop = Steps(self, loader, until)
         return self._loop
@@ -246,7 +296,9 @@ class LeafSync:
                 self._settle(leaf)
             computing = self._computing(leaf, partial(self._add, leaf))
             with self._model.unchanged(leaf), computing:
+                begin = perf_counter()
                 yield
+                self._seconds += perf_counter() - begin
             self._refuse_broken()
             if all(each.missing == len(each.parameters) for each in self._buckets):
                 raise ConfigurationError(
@@ -383,6 +435,7 @@ class LeafSync:
                     f"{getattr(self, name)}: the training would have other bits"
                 )
         self.step = integer(state["step"], "the checkpoint's step")
+        self._balance = self._dealt = None  # of a loop that cannot go on
 
     def stats(self) -> dict[str, int]:
         """Count what this LeafSync has sent from this rank to other hosts: `Communicator.stats`."""
@@ -481,7 +534,9 @@ class LeafSync:
         if not bucket.missing:
             bucket.add(leaf)
             if self._all_given:
-                self._average()
+                begin = perf_counter()
+                self._average()  # may wait for other ranks' counts, which is not this leaf's time
+                self._seconds -= perf_counter() - begin
 
     def _gradient_of(self, bucket: Bucket, place: int) -> tuple[str, torch.Tensor]:
         """Take it from the parameter, whose name comes with it."""
@@ -543,19 +598,27 @@ class LeafSync:
         """Tell all ranks this one's step and counts, by the time that all compute their last."""
         counts = [each for each in self._given.values() if each >= 0]
         # Any total above the limit is refused; this fits 64 bits.
-        words = self.step, len(counts), min(sum(counts), 2 * _MOST_COUNT)
+        counted = len(counts), min(sum(counts), 2 * _MOST_COUNT)
+        words = self.step, *counted, self._deal.digest, round(self._seconds_before * 1e9)
         # Where this rank has given no counts there are none.
         self._transport.announce(words, self._divisor_of, -1 not in self._given.values())
 
     def _divisor_of(self, rows: Words) -> int | None:
         """What all ranks' counts make; None for M."""
-        steps, counted, counts = rows.T
+        steps, counted, counts, deals, nanoseconds = rows.T
         if (steps != steps[0]).any():
             others = [int(rank) for rank in np.flatnonzero(steps != steps[0])]
             raise CollectiveMismatch(
                 f"rank 0 is at step {steps[0]}, and {named(others)} at "
                 f"{[int(steps[rank]) for rank in others]}"
             )
+        if (deals != deals[0]).any():
+            others = [int(rank) for rank in np.flatnonzero(deals != deals[0])]
+            raise CollectiveMismatch(
+                f"step {self.step}: {named(others)} deal its leaves otherwise than rank 0: the "
+                "cost of sync.steps must return the same numbers on all ranks"
+            )
+        self._all_before = [each / 1e9 for each in nanoseconds.tolist()]
         if (given := int(counted.sum())) not in (0, self.leaves):
             raise CollectiveMismatch(
                 f"step {self.step}: {given} of {self.leaves} leaves have a count; all have one, "
@@ -599,6 +662,9 @@ class LeafSync:
         if self._handed_out is not None:
             self._handed_out.exchange(self._transport.all_gather, self._divisor)
             self._handed_out = None
+        if self._balance is not None:
+            self._balance.completed(self.step, self._all_before)
+        self._seconds_before, self._seconds = self._seconds, 0.0
         self._averaging = 0
         self._given.clear()
         for bucket in self._buckets:
@@ -707,6 +773,7 @@ class _BeforeForward:
 
 _INSIDE = "in `for batch in step` of sync.steps, or `with sync.leaf(...)`, it is inside"
 _PARAMETERS = "parameters"
+_AHEAD = "steps ahead"  # that a loader draws, at most
 _MOST_COUNT = 1 << 53  # of a leaf, and of all together: what fp64 holds
 
 
