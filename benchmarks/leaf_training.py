@@ -244,7 +244,7 @@ def train_by_gloo(task: str, numbers: str, leaves: int, steps: int, group: Any) 
     replica = DistributedDataParallel(trainer.model, process_group=group, bucket_cap_mb=1)
     ranks = group.size()
     mine = leaves_of(group.rank(), ranks, leaves)
-    as_sync: Any = SimpleNamespace(leaves=leaves, local_leaves=mine, seed=SEED, step=0)
+    as_sync: Any = SimpleNamespace(leaves=leaves, leaves_at=lambda step: mine, seed=SEED, step=0)
     batches = iter(LeafSampler(as_sync, data.samples, data.micro_batch))
     for step in range(steps):
         trainer.model.zero_grad()

@@ -49,6 +49,7 @@ def test_gradients_are_the_references_average(pool, ranks):
     check(pool, ranks, FP32, 2)
     check(pool, ranks, MIXED, 6, {"bucket_cap_mb": 0.003})
     check(pool, ranks, MIXED, ranks)
+    check(pool, ranks, FP32, 5, {"bucket_cap_mb": 1e-5})  # two nodes with a header
     check(pool, ranks, BF16, 5, {"grad_dtype": torch.float32})
     check(pool, ranks, FP32, 4, counts=[3, 0, 0, 0])  # as many as some ranks give nodes
     check(pool, ranks, FP32, 4, counts=[1, 1 << 24, 0, 0])  # which fp32 does not hold
@@ -94,6 +95,30 @@ def test_an_error_in_a_leaf_is_told_to_all_and_another_leaf_sync_can_follow(pool
     told, own = pool(2).call(of_own_group, "raised_in_a_leaf")
     assert own == "'no sample'"
     assert "rank 1: leaf 1 of step 0 raised KeyError: 'no sample'" in told
+
+
+def raised_and_not_closed(comm):
+    """How long ranks take to raise where one raises in a leaf, and none has closed."""
+    with own_group(comm, timeout=datetime.timedelta(seconds=20)) as group:
+        model = torch.nn.Linear(300, 200)  # more than travels with a header
+        sync = LeafSync(model, 2, group=group)
+
+        def leaf():
+            with sync.leaf(comm.rank):
+                model(torch.ones(1, 300)).sum().backward()
+                if comm.rank == 1:
+                    raise RuntimeError("no sample")
+
+        error, seconds = failing(leaf)
+        comm.barrier()
+        sync.close()
+        return str(error), seconds
+
+
+def test_an_error_in_a_leaf_ends_the_wait_of_others_at_once(pool):
+    (told, seconds), _ = pool(2).call(raised_and_not_closed)
+    assert "rank 1: leaf 1 of step 0 raised RuntimeError: no sample" in told
+    assert seconds < 15, seconds
 
 
 def dealt_apart(comm):
