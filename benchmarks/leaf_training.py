@@ -11,8 +11,9 @@ DistributedDataParallel, or mpiexec with the module alone), and what the numbers
 - `autocast`: bfloat16 where torch's autocast says so, fp32 weights, and a GradScaler; one leaf of
   the second step overflows, so all ranks skip that step.
 
-Each pair of leaves and numbers must have one digest of the final weights. Beside it the same by
-torch's own means, DistributedDataParallel over Gloo with `no_sync` for all but the last leaf.
+Then all of them again over a plain Gloo group, whose gradients ordered calls add up. Each pair of
+leaves and numbers must have one digest of the final weights. Beside it the same by torch's own
+means, DistributedDataParallel over Gloo with `no_sync` for all but the last leaf.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import itertools
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +53,7 @@ class Launch:
         leaves: of a step.
         ranks: of all hosts.
         hosts: 1, or 2 that are simulated.
-        carrier: "gloo" or "mpi".
+        carrier: "gloo" or "mpi", or "ordered": a plain Gloo group.
         numbers: one of `NUMBERS`.
     """
 
@@ -82,6 +83,7 @@ RUNS = [
         *((24, 5, 1, "mpi", "bf16"), (24, 6, 2, "gloo", "fp32"), (24, 8, 1, "mpi", "bf16")),
     )
 ]
+ORDERED = [replace(each, carrier="ordered") for each in RUNS]
 GLOO_RANKS = (1, 2, 3, 4, 5, 6, 8)  # of torch's own
 GLOO_LEAVES = 24
 
@@ -269,16 +271,19 @@ def on_a_rank(run: Run) -> Record | None:
     torch.set_num_threads(1)
     launch = Launch(**json.loads(run.options["launch"]))
     comm = pc.init(timeout=100)
-    by_torch = launch.carrier == "gloo"
+    by_torch = launch.carrier != "mpi"
+    group: Any = None if by_torch else comm
     if by_torch:
         dist.init_process_group("pycollective")
+    if launch.carrier == "ordered" or run.options["own"] == "no":
+        group = dist.new_group(backend="gloo")
     found: Record = {}
     for task in TASKS:
         what = (task, launch.numbers, launch.leaves, STEPS[task])
         if run.options["own"] == "yes":
-            result = train(*what, group=None if by_torch else comm, ddp=by_torch)
+            result = train(*what, group=group, ddp=by_torch)
         else:
-            result = train_by_gloo(*what, dist.new_group(backend="gloo"))
+            result = train_by_gloo(*what, group)
         digests = np.empty((comm.size, 32), np.uint8)
         comm.all_gather(digests, np.frombuffer(bytes.fromhex(result.digest), np.uint8))
         found[task] = {
@@ -294,7 +299,7 @@ def on_a_rank(run: Run) -> Record | None:
 def launched(run: Run, launch: Launch, own: bool) -> Record:
     """The results of a launch, by task."""
     options = {"launch": json.dumps(asdict(launch)), "own": "yes" if own else "no"}
-    if launch.carrier == "gloo":
+    if launch.carrier != "mpi":
         found: Record = run.ranks_here(launch.ranks, launch.topology, **options)
     else:
         found = run.ranks_under("mpich", launch.ranks, launch.topology, **options)
@@ -313,10 +318,10 @@ def digests_of(rows: list[Record]) -> dict[str, list[str]]:
 def measure(run: Run) -> Record:
     """All launches; ours, then torch's own."""
     rows: list[Record] = []
-    for launch in RUNS:
+    for launch in (*RUNS, *ORDERED):
         rows.append(launched(run, launch, own=True))
         said = ", ".join(f"{task} {rows[-1][task]['digest'][:16]}" for task in TASKS)
-        print(f"{len(rows):2}/{len(RUNS)} {launch}: {said}", flush=True)
+        print(f"{len(rows):2}/{len(RUNS + ORDERED)} {launch}: {said}", flush=True)
     ours = digests_of(rows)
     gloo = [
         launched(run, Launch(GLOO_LEAVES, ranks, 1, "gloo", "fp32"), own=False)

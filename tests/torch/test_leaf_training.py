@@ -40,25 +40,21 @@ def dropout_first():
     return mock.patch.object(leaf_training, "_network", with_dropout)
 
 
-def trained(comm, numbers, leaves, steps, topology, ddp):
+def trained(comm, numbers, leaves, steps, topology, ddp, backend):
     """The digest of the digits' weights."""
     torch.set_num_threads(1)
     standing_group(comm)
-    os.environ["PYCOLLECTIVE_TOPOLOGY"] = topology
-    try:
-        group = dist.new_group()
-    finally:
-        del os.environ["PYCOLLECTIVE_TOPOLOGY"]
-    with dropout_first():
+    with mock.patch.dict(os.environ, {"PYCOLLECTIVE_TOPOLOGY": topology}), dropout_first():
+        group = dist.new_group(backend=backend)
         result = train("digits", numbers, leaves, steps, group, ddp)
-    hosts = {*communicator_of(group, "").host_of}
+    if backend == "pycollective":
+        assert len({*communicator_of(group, "").host_of}) == (2 if topology else 1)
     dist.destroy_process_group(group)
-    assert len(hosts) == (2 if topology else 1)
     return result.digest, result.skipped
 
 
-def digests(pool, ranks, numbers, topology="", ddp=True):
-    found = pool(ranks).call(trained, numbers, 6, 3, topology, ddp)
+def digests(pool, ranks, numbers, topology="", ddp=True, backend="pycollective"):
+    found = pool(ranks).call(trained, numbers, 6, 3, topology, ddp, backend)
     assert len({*found}) == 1, found
     digest, skipped = found[0]
     assert skipped == (numbers == "autocast")
@@ -72,6 +68,8 @@ def test_one_digest_on_any_number_of_ranks(pool, numbers):
         "two hosts of one": digests(pool, 2, numbers, "1,1"),
         "three, no DDP": digests(pool, 3, numbers, ddp=False),
         "two hosts of two": digests(pool, 4, numbers, "2,2"),
+        "three over Gloo": digests(pool, 3, numbers, backend="gloo"),
+        "two hosts over Gloo, no DDP": digests(pool, 4, numbers, "2,2", False, "gloo"),
     }
     assert len({*found.values()}) == 1, found
 

@@ -72,8 +72,9 @@ class LeafSync:
             each parameter's own dtype.
         bucket_cap_mb: MiB of averages in a bucket, at most, unless one parameter has more; small,
             so that gradients are still in a cache when they are added.
-        group: a process group of the backend ``pycollective``, or a `Communicator`; None for DDP's,
-            the default group, or, where there is none, the ranks that `pycollective.init` finds.
+        group: a process group of ``pycollective``, Gloo or another backend that carries CPU
+            tensors, or a `Communicator`; None for DDP's, the default group, or, where there is
+            none, the ranks that `pycollective.init` finds.
 
     Attributes:
         leaves: M.
