@@ -53,7 +53,7 @@ def agree(
     except Exception as error:  # raised below, when all have heard
         problem = error
         mine = json.dumps({"error": f"{type(error).__name__}: {error}"[:MOST_TEXT]})
-    said = [json.loads(each) for each in _all_gather_texts(all_gather, mine)]
+    said = [json.loads(each) for each in all_gather_texts(all_gather, mine)]
     refused = [rank for rank, each in enumerate(said) if "error" in each]
     values = [each.get("value") for each in said]
     if not refused:
@@ -78,14 +78,32 @@ def let_all_hear(all_gather: Callable[[Bytes], Bytes]) -> None:
         all_gather(np.zeros(1, np.uint8))
 
 
-def _all_gather_texts(all_gather: Callable[[Bytes], Bytes], mine: str) -> list[bytes]:
-    """Return every rank's text: the lengths go first, then all texts as long as the longest."""
+def refuse_unlike(call: str, said: list[dict[str, Any]], but: str = "") -> None:
+    """Refuse ranks that say other than rank 0, as `check` of `agree`; `but` may be unlike."""
+    for what, value in said[0].items():
+        others = [rank for rank, each in enumerate(said) if each[what] != value]
+        if others and what != but:
+            raise CollectiveMismatch(
+                f"{call}: {named(others)} have other {what} than rank 0: "
+                f"{said[others[0]][what]}, not {value}"
+            )
+
+
+def all_gather_texts(
+    all_gather: Callable[[Bytes], Bytes], mine: str, most: int = _MOST_BYTES
+) -> list[bytes]:
+    """Return every rank's text of up to `most` bytes; where all are empty in one message.
+
+    The lengths go first, then all texts as long as the longest.
+    """
     text = np.frombuffer(mine.encode(), np.uint8)
     length = np.zeros(_LENGTH, np.uint8)
     length[:8] = np.array([text.size], np.int64).view(np.uint8)
     lengths = np.ascontiguousarray(all_gather(length)[:, :8]).view(np.int64)[:, 0]
-    if lengths.min() < 0 or lengths.max() > _MOST_BYTES:
+    if lengths.min() < 0 or lengths.max() > most:
         raise CollectiveMismatch("ranks make different calls, or what they said was damaged")
+    if not lengths.any():
+        return [b""] * len(lengths)
     padded = np.zeros(int(lengths.max()), np.uint8)
     padded[: text.size] = text
     rows = all_gather(padded)

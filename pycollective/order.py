@@ -7,6 +7,7 @@ holds a power of two of leaves, so siblings and parents follow from the two numb
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 
 Node = tuple[int, int]
 TAKE, COMBINE = range(2)  # of a recipe
@@ -74,3 +75,19 @@ def recipe(node: Node, terms: Sequence[Node]) -> list[int]:
         *recipe((middle, node[1]), terms[left:]),
         COMBINE,
     ]
+
+
+def join(sums: Sequence[float], leaves: Sequence[int]) -> float:
+    """Add up nodes that ascend from leaf 0, of so many leaves each, in the order; +0 for none."""
+    ends = [*accumulate(leaves)]
+    at = 0
+
+    def node(lo: int, hi: int) -> float:
+        nonlocal at
+        if ends[at] == hi:
+            at += 1
+            return sums[at - 1]
+        middle = split(lo, hi)
+        return node(lo, middle) + node(middle, hi)
+
+    return node(0, ends[-1]) if ends else 0.0

@@ -2,22 +2,18 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "bindings/array_view.h"
 #include "bindings/errors_py.h"
 #include "bindings/kernel_arguments.h"
 #include "kernels/kernels.h"
-#include "library_thread.h"
 
 namespace py = pybind11;
 
@@ -249,36 +245,25 @@ void accumulate(const std::vector<py::object>& arrays, const Shapes& shapes,
   });
 }
 
-using NodeRows = std::vector<std::vector<std::size_t>>;
-
-double* room_of_sums(const Argument& sums, const NodeRows& rows) {
-  std::size_t nodes = 0;
-  for (const auto& each : rows) nodes += each.size();
-  if (sums.of(Dtype::kFloat64).count() != nodes)
-    refuse("there must be " + std::to_string(nodes) + " sums, one for each node, not " +
-           std::to_string(sums.count()));
-  return sums.as<double>();
-}
-
-void sum_squares(const std::vector<py::object>& arrays, const NodeRows& rows, const py::object& out,
-                 int threads, const std::string& simd) {
+void sum_squares(const std::vector<py::object>& arrays,
+                 const std::vector<std::vector<std::size_t>>& rows, const py::object& out,
+                 const std::string& simd) {
   const SimdLevel level = level_named(simd);
   if (arrays.size() != rows.size()) refuse("there must be rows for each array");
   const Argument to(out, "out", true);
-  double* sums = room_of_sums(to, rows);
+  std::size_t sums = 0;
+  for (const auto& each : rows) sums += each.size();
+  if (to.of(Dtype::kFloat64).count() != sums)
+    refuse("there must be " + std::to_string(sums) + " sums, one for each node, not " +
+           std::to_string(to.count()));
   struct Node {
     SquaresFn squares;
     const std::byte* data;
     std::size_t rows, length;
-    double* sum;
   };
   std::vector<Node> nodes;
   std::vector<Argument> opened;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
-    if (arrays[i].is_none()) {
-      sums = std::fill_n(sums, rows[i].size(), 0.0);
-      continue;
-    }
     const Argument& each = opened.emplace_back(arrays[i], "an array", false);
     const SquaresFn squares = find_squares(each.value_dtype(), level);
     if (squares == nullptr)
@@ -289,67 +274,15 @@ void sum_squares(const std::vector<py::object>& arrays, const NodeRows& rows, co
     std::size_t left = all;
     for (const std::size_t some : rows[i]) {
       if (some < 1 || some > left) refuse("an array's nodes must have its rows");
-      nodes.push_back({squares, data, some, length, sums++});
+      nodes.push_back({squares, data, some, length});
       data += some * length * size_of(each.dtype());
       left -= some;
     }
     if (left != 0) refuse("an array's nodes must have all its rows");
   }
-  std::atomic<std::size_t> next{0};
-  const auto work = [&] {
-    const FloatEnvironment ieee;
-    for (std::size_t i; (i = next++) < nodes.size();)
-      *nodes[i].sum = nodes[i].squares(nodes[i].data, nodes[i].rows, nodes[i].length);
-  };
   run([&] {
-    std::vector<std::thread> others;
-    try {
-      while (others.size() + 1 < static_cast<std::size_t>(threads))
-        others.push_back(start_thread("pc-squares", work));
-    } catch (const std::system_error&) {  // those that there are do all
-    }
-    work();
-    for (std::thread& each : others) each.join();
-  });
-}
-
-// Of an order's nodes, which ascend.
-class Joining {
- public:
-  Joining(const double* sums, const std::vector<std::size_t>& rows) : sums_(sums) {
-    for (const std::size_t some : rows) ends_.push_back(some + (ends_.empty() ? 0 : ends_.back()));
-  }
-
-  double root() {
-    if (ends_.empty()) return 0;
-    return node(0, ends_.back());
-  }
-
- private:
-  double node(std::size_t lo, std::size_t hi) {
-    if (ends_[at_] == hi) return sums_[at_++];
-    if (ends_[at_] <= lo || ends_[at_] > hi) refuse("these are no nodes of the order");
-    std::size_t left = 1;
-    while (2 * left < hi - lo) left *= 2;
-    const double sum = node(lo, lo + left);
-    return sum + node(lo + left, hi);
-  }
-
-  const double* sums_;
-  std::vector<std::size_t> ends_;
-  std::size_t at_ = 0;
-};
-
-void join_sums(const py::object& sums, const NodeRows& rows, const py::object& out) {
-  const Argument from(sums, "sums", false), to(out, "out", true);
-  if (to.of(Dtype::kFloat64).count() != rows.size()) refuse("out must have room for each root");
-  const double* some = room_of_sums(from, rows);
-  run([&] {
-    auto* root = to.as<double>();
-    for (const auto& each : rows) {
-      *root++ = Joining(some, each).root();
-      some += each.size();
-    }
+    auto* sum = to.as<double>();
+    for (const Node& each : nodes) *sum++ = each.squares(each.data, each.rows, each.length);
   });
 }
 
@@ -377,13 +310,10 @@ void bind_reductions(py::module_& module) {
   module.def("leaf_is_node", or_raise(leaf_is_node), py::arg("leaf"), py::arg("shapes"),
              "Whether a leaf can be a node as it lies: contiguous arrays of float32.");
   module.def("sum_squares", or_raise(sum_squares), py::arg("arrays"), py::arg("rows"),
-             py::arg("out"), py::arg("threads") = 1, py::arg("simd") = "",
-             "Sums of squares, in float64: of each array, or None (+0), those of its nodes, which "
-             "have so many rows of dimension 0, one behind the other (docs/contract.md, Norms). Of "
-             "int16 an element is a bfloat16's bits.");
-  module.def("join_sums", or_raise(join_sums), py::arg("sums"), py::arg("rows"), py::arg("out"),
-             "Join the sums of nodes of the order, which have so many rows each: a root for each "
-             "list of rows, +0 for an empty one.");
+             py::arg("out"), py::arg("simd") = "",
+             "Sums of squares, in float64: of each array those of its nodes, which have so many "
+             "rows of dimension 0, one behind the other (docs/contract.md, Norms). Of int16 an "
+             "element is a bfloat16's bits.");
   module.def(
       "simd_levels",
       [] {

@@ -45,8 +45,7 @@ def cut(costs: Sequence[float], speeds: Sequence[float]) -> Deal:
     high = low * _CLOSE
     while search.begins(high) is None:
         low, high = high, 2 * high
-    while high > low * _CLOSE:
-        middle = (low + high) / 2
+    while low < (middle := (low + high) / 2) < high and high > low * _CLOSE:
         if search.begins(middle) is None:
             low = middle
         else:
@@ -56,7 +55,11 @@ def cut(costs: Sequence[float], speeds: Sequence[float]) -> Deal:
 
 
 class _Search:
-    """Cuts whose runs take no longer than a limit, of costs divided by speeds."""
+    """Cuts whose runs take no longer than a limit, of costs divided by speeds.
+
+    Where ranks are unlike, a run that ends as late as it may can leave a slow rank no end within
+    the limit. So it knows every place where a run may begin, not the last alone.
+    """
 
     def __init__(self, costs: Sequence[float], speeds: Sequence[float]) -> None:
         self.until = [0.0, *accumulate(costs)]  # before each leaf, and of all

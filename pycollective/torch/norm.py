@@ -8,7 +8,7 @@ has some nodes of that order. Ranks gather these, for all gradients at once, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -21,10 +21,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from pycollective import _core
 from pycollective.agree import Bytes, agree
 from pycollective.errors import CollectiveMismatch, ConfigurationError
-from pycollective.order import cover
+from pycollective.order import cover, join
 from pycollective.torch.ordered.messages import failure
 
-_PER_THREAD = 1 << 20  # elements: to square them takes longer than to start a thread
 _CALL = "clip_grad_norm_"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -64,38 +63,56 @@ def clip_grad_norm_(
     """
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]
+    parameters = list(parameters)
     gradients = [each.grad for each in parameters]
-    return clip_gradients(gradients, max_norm, norm_type, error_if_nonfinite)
+    # Of parameters without gradients too: a rank that has no gradient takes part.
+    given = [p if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    return _clip(gradients, _shards_of(given), max_norm, norm_type, error_if_nonfinite)
 
 
-@torch.no_grad()
 def clip_gradients(
     gradients: Sequence[torch.Tensor | None],
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
-    """`clip_grad_norm_`, of the gradients themselves."""
-    max_norm, shards = float(max_norm), _shards_of(gradients)
-    try:
-        parts = _checked(gradients, shards, max_norm, norm_type)
-        problem = None
-    except ConfigurationError as error:
-        problem, parts = error, []
-    if shards is not None:
-        described = [each and each.described() for each in parts]
-        _agree(shards, problem, repr((max_norm, error_if_nonfinite, described)), parts)
-    elif problem is not None:
-        raise problem
-    roots = _roots(parts, shards)
-    norm = math.sqrt(_join(roots, [[1] * len(roots)])[0])
+    """`clip_grad_norm_`, of whole gradients."""
+    return _clip(gradients, None, max_norm, norm_type, error_if_nonfinite)
+
+
+@torch.no_grad()
+def _clip(
+    gradients: Sequence[torch.Tensor | None],
+    shards: _Shards | None,
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+) -> torch.Tensor:
+    parts: list[_Part | None] = []
+
+    def check_mine() -> tuple[float, bool]:
+        parts.extend(_checked(gradients, shards, max_norm, norm_type))
+        return float(max_norm), bool(error_if_nonfinite)
+
+    if shards is None:
+        check_mine()
+    else:
+        _agree(shards, check_mine, parts)
+    sums = _sums_of_squares(parts, shards)
+    norm = math.sqrt(join(sums, [1] * len(sums)))
     if error_if_nonfinite and not math.isfinite(norm):
-        raise RuntimeError(f"{_CALL}: the norm is {norm}{_first_of(roots, gradients)}")
-    factor = max_norm / (norm + 1e-6)
+        raise RuntimeError(f"{_CALL}: the norm is {norm}{_first_of(sums, gradients)}")
+    factor = float(max_norm) / (norm + 1e-6)
     if not factor >= 1:  # NaN too
         mine = [each.local for each in parts if each is not None]
         torch._foreach_mul_(mine, torch.tensor(factor, dtype=torch.float32))
     return torch.tensor(norm, dtype=torch.float64)
+
+
+def _chunk(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Which of so many rows a rank has, as torch.chunk cuts them."""
+    each = -(-rows // ranks)
+    return min(rank * each, rows), min((rank + 1) * each, rows)
 
 
 class _Shards(NamedTuple):
@@ -104,11 +121,6 @@ class _Shards(NamedTuple):
     group: dist.ProcessGroup
     rank: int
     size: int
-
-    def run(self, rows: int, rank: int) -> tuple[int, int]:
-        """Which of so many rows a rank has, as torch.chunk cuts them."""
-        each = -(-rows // self.size)
-        return min(rank * each, rows), min((rank + 1) * each, rows)
 
     def all_gather(self, row: Bytes) -> Bytes:
         rows = torch.empty((self.size, row.size), dtype=torch.uint8)
@@ -186,7 +198,7 @@ def _part(place: int, gradient: torch.Tensor, shards: _Shards | None) -> _Part:
             if why := _misplaced(gradient, dimensions, shards):
                 raise _refusal(place, gradient, why)
             assert shards is not None
-            run = shards.run(shape[0], shards.rank)
+            run = _chunk(shape[0], shards.rank, shards.size)
         local = local.to_local()  # type: ignore[attr-defined]
     if local.device.type != "cpu":
         raise _refusal(place, gradient, f"is on {local.device}, and must be on a CPU")
@@ -235,23 +247,19 @@ def _misplaced(gradient: Any, dimensions: Sequence[int], shards: _Shards | None)
 
 
 def _agree(
-    shards: _Shards, problem: ConfigurationError | None, about: str, parts: Sequence[_Part | None]
+    shards: _Shards, check_mine: Callable[[], tuple[float, bool]], parts: list[_Part | None]
 ) -> None:
-    """Go on if all ranks have gradients alike; else raise on all of them."""
-    digest = blake2b(about.encode(), digest_size=16).digest() if problem is None else bytes(16)
-    rows = shards.all_gather(np.frombuffer(digest, np.uint8).copy())
-    if problem is None and (rows == rows[0]).all():
-        return
+    """Fill `parts` on all ranks, which have gradients alike; or raise on all of them."""
 
     def mine() -> list[str]:
-        if problem is not None:
-            raise problem
+        about = repr((check_mine(), [each and each.described() for each in parts]))
         given = sum(each is not None for each in parts)
-        return [digest.hex(), f"{given} gradients of {len(parts)}, {about[:200]}"]
+        digest = blake2b(about.encode(), digest_size=16).hexdigest()
+        return [digest, f"{given} gradients of {len(parts)}, {about[:200]}"]
 
     def check(said: list[list[str]]) -> None:
-        for rank, (other, text) in enumerate(said):
-            if other != said[0][0]:
+        for rank, (digest, text) in enumerate(said):
+            if digest != said[0][0]:
                 raise CollectiveMismatch(
                     f"{_CALL}: rank {rank} has {text}..., and rank 0 {said[0][1]}...: all ranks "
                     "must give the same parameters, and the same max_norm"
@@ -272,9 +280,8 @@ class _Nodes(NamedTuple):
 @lru_cache(maxsize=16)
 def _nodes_of(rows: tuple[int, ...], ranks: int) -> _Nodes:
     """Where so many ranks have a run of rows of each gradient."""
-    each_rank = _Shards(None, 0, ranks)  # type: ignore[arg-type]
     held = [
-        [[hi - lo for lo, hi in cover(*each_rank.run(count, rank), count)] for count in rows]
+        [[hi - lo for lo, hi in cover(*_chunk(count, rank, ranks), count)] for count in rows]
         for rank in range(ranks)
     ]
     sizes = [[len(nodes) for nodes in of_rank] for of_rank in held]
@@ -289,9 +296,9 @@ def _nodes_of(rows: tuple[int, ...], ranks: int) -> _Nodes:
     return _Nodes(held, most, np.concatenate(places), joined)
 
 
-def _roots(parts: Sequence[_Part | None], shards: _Shards | None) -> list[float]:
-    """The sum of each gradient's squares, +0 for None."""
-    roots = [0.0] * len(parts)
+def _sums_of_squares(parts: Sequence[_Part | None], shards: _Shards | None) -> list[float]:
+    """Of each gradient's elements; +0 for None."""
+    found = [0.0] * len(parts)
     for is_sharded in (False, True):
         mine = [
             (place, each)
@@ -304,30 +311,22 @@ def _roots(parts: Sequence[_Part | None], shards: _Shards | None) -> list[float]
         nodes = _nodes_of(tuple(each.rows for _, each in mine), ranks)
         sums = np.zeros(nodes.most)
         held = nodes.held[rank]
-        locals_ = [each.local.contiguous() for _, each in mine]
-        threads = min(torch.get_num_threads(), 1 + sum(map(torch.numel, locals_)) // _PER_THREAD)
         # NumPy's are handed over faster than by DLPack. It has no bfloat16.
         arrays = [
             (each.view(torch.int16) if each.dtype == torch.bfloat16 else each).numpy()
-            for each in locals_
+            for each in (each.local.contiguous() for _, each in mine)
         ]
-        _core.sum_squares(arrays, held, sums[: sum(map(len, held))], threads)
+        _core.sum_squares(arrays, held, sums[: sum(map(len, held))])
         if is_sharded and shards is not None:
             sums = shards.all_gather(sums.view(np.uint8)).reshape(-1).view(np.float64)[nodes.places]
-        for (place, _), root in zip(mine, _join(sums, nodes.joined), strict=True):
-            roots[place] = root
-    return roots
+        ascending = iter(sums.tolist())
+        for (place, _), leaves in zip(mine, nodes.joined, strict=True):
+            found[place] = join([next(ascending) for _ in leaves], leaves)
+    return found
 
 
-def _join(sums: Any, rows: list[list[int]]) -> list[float]:
-    """The roots of nodes with these sums and so many rows."""
-    roots = np.empty(len(rows))
-    _core.join_sums(np.asarray(sums, np.float64), rows, roots)
-    return list(map(float, roots))
-
-
-def _first_of(roots: Sequence[float], gradients: Sequence[torch.Tensor | None]) -> str:
-    for place, (root, each) in enumerate(zip(roots, gradients, strict=True)):
-        if each is not None and not math.isfinite(root):
-            return f", first in gradient {place} of {len(roots)}, of shape {tuple(each.shape)}"
+def _first_of(sums: Sequence[float], gradients: Sequence[torch.Tensor | None]) -> str:
+    for place, (each, gradient) in enumerate(zip(sums, gradients, strict=True)):
+        if gradient is not None and not math.isfinite(each):
+            return f", first in gradient {place} of {len(sums)}, of shape {tuple(gradient.shape)}"
     return ""

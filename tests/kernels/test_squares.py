@@ -33,12 +33,6 @@ def squares(array, rows=None, simd=""):
     return sums
 
 
-def joined(sums, rows):
-    roots = np.full(len(rows), 7.0)
-    _core.join_sums(np.asarray(sums, np.float64), rows, roots)
-    return roots.tolist()
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_bits_are_the_oracles(dtype):
     for simd in LEVELS:
@@ -88,20 +82,18 @@ def test_a_cut_anywhere_gives_the_same_root(rows, length):
             mine = [end - begin for begin, end in order.cover(lo, hi, rows)]
             nodes += mine
             sums += squares(array[lo:hi], mine).tolist()
-        assert joined(sums, [nodes]) == [reference.squares(array)]
+        assert order.join(sums, nodes) == reference.squares(array)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_several_arrays_and_none(threads):
-    arrays = [wide("float32", (5, 3)), None, wide("float64", (4,))]
-    sums = np.full(4, 7.0)
-    _core.sum_squares(arrays, [[4, 1], [9], [4]], sums, threads)
-    wanted = [reference.squares(each) for each in (arrays[0][:4], arrays[0][4:], None, arrays[2])]
+def test_several_arrays():
+    arrays = [wide("float32", (5, 3)), wide("float64", (4,))]
+    sums = np.full(3, 7.0)
+    _core.sum_squares(arrays, [[4, 1], [4]], sums)
+    wanted = [reference.squares(each) for each in (arrays[0][:4], arrays[0][4:], arrays[1])]
     assert same_bits(sums, np.array(wanted))
-    roots = joined(sums, [[4, 1], [9], [4]])
-    assert roots == [reference.squares(each) for each in arrays]
-    assert np.sqrt(joined(roots, [[1, 1, 1]])) == [reference.norm(arrays)]
-    assert joined([], [[]]) == [0.0]
+    of_each = [order.join(sums[:2], [4, 1]), order.join(sums[2:], [4])]
+    assert np.sqrt(order.join(of_each, [1, 1])) == reference.norm(arrays)
+    assert order.join([], []) == 0.0
 
 
 def test_what_does_not_fit_is_refused():
@@ -118,5 +110,3 @@ def test_what_does_not_fit_is_refused():
     refused("rows for each array", _core.sum_squares, [array], [], sums)
     refused("a float type, not int32", _core.sum_squares, [array.astype("i4")], [[4]], sums)
     refused("contiguous", _core.sum_squares, [array[:, :1]], [[4]], sums)
-    refused("no nodes of the order", _core.join_sums, np.ones(2), [[1, 2]], sums)
-    refused("room for each root", _core.join_sums, np.ones(2), [[2, 1]], np.zeros(2))

@@ -67,6 +67,7 @@ def test_many_leaves_on_many_ranks() -> None:
 
 
 def test_fewer_leaves_than_ranks_are_dealt_as_ever() -> None:
+    assert cut([15e-324, 5e-324], [1.0, 1.0]).leaves == 2  # whose middle is one of them
     assert cut([1.0, 5.0], [1.0, 1.0, 1.0]) == Deal.contiguous(3, 2)
 
 

@@ -95,9 +95,15 @@ class Sync:
     leaves, seed, step, in_order = LEAVES, 1, 0, False
 
 
+def measured(ahead):
+    balance = Balance(LeafSampler(Sync(), SAMPLES, 2), len, 2)
+    balance.measure(ahead)
+    return balance
+
+
 def test_a_deal_counts_only_what_all_ranks_knew_when_one_could_ask_for_it():
     ahead = 3
-    late, early = (Balance(LeafSampler(Sync(), SAMPLES, 2), len, 2, ahead) for _ in range(2))
+    late, early = (measured(ahead), measured(ahead))
     for step in range(40):
         # A loader of one rank draws as far ahead as it may, and that of the other not at all.
         for further in range(ahead + 1):
@@ -113,7 +119,7 @@ def test_a_deal_counts_only_what_all_ranks_knew_when_one_could_ask_for_it():
 
 
 def test_a_loader_that_draws_further_ahead_than_it_says_is_refused():
-    balance = Balance(LeafSampler(Sync(), SAMPLES, 2), len, 2, 1)
+    balance = measured(1)
     for step in range(4):
         balance.deal_of(step)
         balance.completed(step, [1.0, 1.0])
@@ -132,7 +138,8 @@ def refused(comm, case):
     costs = {
         "other": lambda samples: 1.0 + samples[0] * mine,
         "nan": lambda samples: math.nan if mine and 7 in samples else 1.0,
-        "text": lambda samples: "long" if mine else 1.0,
+        "text": lambda samples: "1" if mine else 1.0,
+        "huge": lambda samples: 10**400 if mine else 1.0,
         "none": None if mine else len,
         "alone": None,
     }
@@ -152,8 +159,9 @@ def refused(comm, case):
 REFUSED = {
     "other": "deal its leaves otherwise than rank 0: the cost of sync.steps must return the same",
     "nan": "costs nan: give a finite number above 0",
-    "text": "leaf 0 costs 'long', which is no number",
-    "none": "steps: rank(s) 1 have other a cost than rank 0",
+    "text": "leaf 0 costs '1', which is no number",
+    "huge": "which is no number",
+    "none": "steps: rank(s) 1 have other cost than rank 0",
     "alone": "measure_ranks=True needs a cost",
 }
 

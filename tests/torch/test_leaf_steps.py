@@ -160,7 +160,8 @@ def told_apart(comm, case):
     if case == "step" and mine:
         sync.load_state_dict({**sync.state_dict(), "step": 4})
     try:
-        for step in sync.steps(loader, until=9 if case == "until" and mine else 3):
+        until = {"until": 9, "no until": "all"}.get(case, 3) if mine else 3
+        for step in sync.steps(loader, until=until):
             for batch in step:
                 names = {"other" if case == "name" and mine else "loss": 1.0}
                 if case != "no log" or not mine or step.number == 0:
@@ -252,7 +253,7 @@ def test_an_early_break_changes_nothing_and_is_told(made):
     optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))
     why = "leaf 3 of step 0 was left before its end"
-    for call in (sync.close, sync.finish, lambda: next(steps), lambda: sync.leaf(0)):
+    for call in (sync.close, sync.finish, lambda: next(steps), sync.leaf(0).__enter__):
         with pytest.raises(ConfigurationError, match=why):
             call()
     sync.close()  # said once
@@ -296,6 +297,34 @@ def a_loop_inside_a_step(model, sync):
         sync.steps(loader_of(sync))
 
 
+def test_close_ends_the_leaf_that_is_under_way(made):
+    """An iterator that something keeps would put random numbers back later."""
+    model, sync = made
+    drawn = torch.get_rng_state()
+    step = next(sync.steps(loader_of(sync, generator=torch.Generator())))
+    kept = iter(step)
+    backward(model, next(kept))
+    assert not torch.equal(torch.get_rng_state(), drawn)
+    with pytest.raises(ConfigurationError, match="leaf 0 of step 0 was left before its end"):
+        sync.close()
+    assert step.leaf is None
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert next(kept, None) is None
+
+
+def test_a_loop_that_was_left_between_steps_is_over(made):
+    model, sync = made
+    for step in sync.steps(loader_of(sync)):
+        for batch in step:
+            backward(model, batch)
+        break
+    for leaf in sync.local_leaves:
+        with sync.leaf(leaf):
+            backward(model, dataset()[[leaf]])
+    sync.finish()
+    assert sync.step == 2
+
+
 def step_of(model, sync):
     step = next(sync.steps(loader_of(sync)))
     for batch in step:
@@ -327,14 +356,36 @@ def kept_iterator(model, sync):
 
 
 def leaf_inside(model, sync):
-    next(sync.steps(loader_of(sync)))
-    sync.leaf(0)
+    steps = sync.steps(loader_of(sync))
+    next(steps)
+    with sync.leaf(0):
+        pass
 
 
 def finish_inside(model, sync):
     for batch in next(sync.steps(loader_of(sync))):
         backward(model, batch)
         sync.finish()
+
+
+def finish_after(model, sync):
+    for step in sync.steps(loader_of(sync)):
+        for batch in step:
+            backward(model, batch)
+        sync.finish()
+
+
+def caught(model, sync):
+    """A backward that raises half way, and whose error is caught."""
+
+    def fail(gradient):
+        raise RuntimeError("out of memory")
+
+    for x, _ in next(sync.steps(loader_of(sync))):
+        hidden = model[0](x)
+        hidden.register_hook(fail)
+        with suppress(RuntimeError):
+            model[2](hidden).sum().backward()
 
 
 def optimizer_inside(model, sync):
@@ -441,10 +492,13 @@ def made_before(model, sync):
 def extra_next(model, sync):
     """A loader that keeps its workers has one iterator for all who ask."""
     loader = loader_of(sync, num_workers=1, persistent_workers=True)
-    for step in sync.steps(loader, until=3):
-        for batch in step:
-            backward(model, batch)
-        next(iter(loader))
+    try:
+        for step in sync.steps(loader, until=3):
+            for batch in step:
+                backward(model, batch)
+            next(iter(loader))
+    finally:
+        loader._iterator._shutdown_workers()  # or it lives as long as the error, and has our pipes
 
 
 def loaded_inside(model, sync):
@@ -454,7 +508,13 @@ def loaded_inside(model, sync):
         sync.load_state_dict({**sync.state_dict(), "step": 7})
 
 
+def closed(model, sync):
+    sync.close()
+    sync.steps(loader_of(sync))
+
+
 REFUSED = {
+    "after close()": (closed, "this LeafSync cannot go on: it was closed"),
     "an exception that was dropped": (swallowed, "leaf 2 of step 0 was left before its end"),
     "no backward": (none, "leaf 0 has no backward"),
     "two backwards": (twice, "has come twice in leaf 0"),
@@ -466,7 +526,8 @@ REFUSED = {
     "an iterator that is kept": (kept_iterator, "leaf 0 of step 0 was left before its end"),
     "leaf() inside": (leaf_inside, "step 0 is that of sync.steps"),
     "finish() inside": (finish_inside, "step 0 is that of sync.steps"),
-    "finish() after": (lambda m, s: (step_of(m, s), s.finish()), "step 1 is that of sync.steps"),
+    "finish() after": (finish_after, "step 1 is that of sync.steps"),
+    "an error of backward that is caught": (caught, "a backward of leaf 0 raised, and something"),
     "an optimizer's step inside": (optimizer_inside, "SGD steps inside leaf 0"),
     "a count after backward": (count_after, "leaf 0: its count comes once, and before"),
     "a count twice": (count_twice, "leaf 0: its count comes once, and before"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import threading
+import time
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -13,6 +16,7 @@ import torch.distributed as dist
 
 from pycollective import CollectiveMismatch, Deal
 from pycollective.torch import LeafSync
+from pycollective.torch.leaves import transport as leaf_transport
 from tests.harness import Ranks
 from tests.inputs import same_bits
 from tests.joining import failing
@@ -105,9 +109,9 @@ def raised_and_not_closed(comm):
 
         def leaf():
             with sync.leaf(comm.rank):
-                model(torch.ones(1, 300)).sum().backward()
                 if comm.rank == 1:
                     raise RuntimeError("no sample")
+                model(torch.ones(1, 300)).sum().backward()
 
         error, seconds = failing(leaf)
         comm.barrier()
@@ -119,6 +123,37 @@ def test_an_error_in_a_leaf_ends_the_wait_of_others_at_once(pool):
     (told, seconds), _ = pool(2).call(raised_and_not_closed)
     assert "rank 1: leaf 1 of step 0 raised RuntimeError: no sample" in told
     assert seconds < 15, seconds
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for():
+    asked, let_go = threading.Event(), threading.Event()
+
+    def check(keys):
+        asked.set()
+        let_go.wait(30)
+        return True
+
+    transport = SimpleNamespace(_store=SimpleNamespace(check=check, get=lambda key: b""))
+    with mock.patch.object(leaf_transport, "_ASKING", datetime.timedelta(seconds=0.2)):
+        start = time.monotonic()
+        assert leaf_transport.OverGroup._reason(transport) == ""
+    assert asked.is_set()
+    assert time.monotonic() - start < 20
+    let_go.set()
+
+
+def used_after_close(comm):
+    """What a call of a group is told that was closed while it was under way."""
+    with own_group(comm, timeout=datetime.timedelta(seconds=20)) as group:
+        transport = leaf_transport.OverGroup(group, 0)
+        messages = transport._ordered._messages
+        comm.barrier()
+        transport.close()
+        return str(failing(messages.start, 1, [(1 - comm.rank, torch.ones(1))], [])[0])
+
+
+def test_what_is_closed_does_not_send_over_the_programs_own_connections(pool):
+    assert pool(2).call(used_after_close) == ["the connections were closed"] * 2
 
 
 def dealt_apart(comm):

@@ -241,6 +241,13 @@ def refusals(comm):
         first = comm.rank % 2 == 0
         refused("all ranks must give", fine, error=CollectiveMismatch, max_norm=1.0 + first)
         more = placed(Replicate(), Shard(0))
+        gone = placed(Replicate(), Shard(0))
+        if first:
+            gone.grad = None  # on some ranks alone, who take part nevertheless
+        with pytest.raises(CollectiveMismatch, match="all ranks must give"):
+            ordered.clip_grad_norm_([gone], 1.0)
+        with pytest.raises((ConfigurationError, TypeError), match="not supported between"):
+            ordered.clip_grad_norm_([fine], "1" if first else 1.0)
         refused(
             "all ranks must give", *([fine] if first else [fine, more]), error=CollectiveMismatch
         )

@@ -1,4 +1,4 @@
-"""Who computes which leaves of a step where leaves cost unlike: runs cut by cost, and by speed."""
+"""Load balancing: the leaves of a step in runs that take ranks equally long."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Balance:
         sampler: says which samples a leaf has.
         cost: of a leaf's samples.
         ranks: how many.
-        ahead: steps that any rank's loader draws ahead; None to take all ranks for equally fast.
     """
 
-    def __init__(self, sampler: LeafSampler, cost: Cost, ranks: int, ahead: int | None) -> None:
-        self._sampler, self._cost, self._ranks, self._ahead = sampler, cost, ranks, ahead
+    def __init__(self, sampler: LeafSampler, cost: Cost, ranks: int) -> None:
+        self._sampler, self._cost, self._ranks = sampler, cost, ranks
+        self._ahead: int | None = None  # None to take all ranks for equally fast
         self._dealt: dict[int, _Dealt] = {}  # by step, from the last that is complete
-        self._told = sampler.sync.step - 1  # the last step whose times all ranks were told, or 0
+        self._told = sampler.sync.step - 1  # the last step whose times all ranks were told
         self._times: deque[list[float]] = deque(maxlen=_STEPS)  # of a unit of cost, by rank
         self._speeds = {self._told: [1.0] * ranks}  # by the last step that counts in them
 
@@ -56,6 +56,10 @@ class Balance:
         if step not in self._dealt:
             self._dealt[step] = self._deal(step)
         return self._dealt[step].deal
+
+    def measure(self, ahead: int) -> None:
+        """Count how fast ranks are from here on; any rank's loader draws so many steps ahead."""
+        self._ahead = ahead
 
     def completed(self, step: int, seconds_before: Sequence[float]) -> None:
         """Note that a step is complete; and what all ranks took for their leaves of that before."""
@@ -91,8 +95,10 @@ class Balance:
     def _cost_of(self, step: int, leaf: int) -> float:
         value = self._cost(self._sampler.indices_of(step, leaf))
         try:
+            if isinstance(value, str | bytes):
+                raise TypeError
             return float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             raise ConfigurationError(
                 f"steps: cost, in step {step}: leaf {leaf} costs {value!r}, which is no number"
             ) from None

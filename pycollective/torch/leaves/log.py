@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
-from pycollective.agree import Bytes, let_all_hear
+from pycollective.agree import Bytes, all_gather_texts, let_all_hear
 from pycollective.errors import CollectiveMismatch, ConfigurationError
-from pycollective.order import split
+from pycollective.order import join
+
+_MOST_BYTES = 1 << 30  # that a rank's leaves log in a step
 
 
 class Log:
@@ -44,21 +45,15 @@ class Log:
         """Return each name's mean over all ranks' leaves. Collective.
 
         Values are added in fp64 in the contract's order over the leaves, and divided once. A step
-        in which nobody logs takes one message of 8 bytes.
+        in which nobody logs takes one message of a few bytes.
 
         Raises:
             CollectiveMismatch: on all ranks, leaves log other names.
         """
-        text = json.dumps([*self._said.items()]).encode() if self._said else b""
-        length = np.array([len(text)], np.int64).view(np.uint8)
-        lengths = np.ascontiguousarray(all_gather(length)).view(np.int64)[:, 0]
-        if not lengths.any():
-            return {}
-        mine = np.zeros(int(lengths.max()), np.uint8)
-        mine[: len(text)] = np.frombuffer(text, np.uint8)
+        mine = json.dumps([*self._said.items()]) if self._said else ""
         said: dict[int, dict[str, float]] = {}
-        for row, size in zip(all_gather(mine), lengths, strict=True):
-            said |= dict(json.loads(row[:size].tobytes() or b"[]"))
+        for text in all_gather_texts(all_gather, mine, _MOST_BYTES):
+            said |= dict(json.loads(text or b"[]"))
         each = [said.get(leaf, {}) for leaf in range(leaves)]
         names = sorted(each[0])
         for leaf, values in enumerate(each):
@@ -68,14 +63,5 @@ class Log:
                     f"step {self._step}: leaf 0 logs {names}, and leaf {leaf} {sorted(values)}: "
                     "all leaves of a step log the same names"
                 )
-        return {
-            name: _sum([values[name] for values in each], 0, leaves) / divisor for name in names
-        }
-
-
-def _sum(values: list[float], lo: int, hi: int) -> float:
-    """Add leaves lo to hi - 1 in the contract's order."""
-    if hi - lo == 1:
-        return values[lo]
-    middle = split(lo, hi)
-    return _sum(values, lo, middle) + _sum(values, middle, hi)
+        ones = [1] * leaves
+        return {name: join([values[name] for values in each], ones) / divisor for name in names}

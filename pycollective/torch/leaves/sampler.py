@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset, Sampler
@@ -12,29 +12,19 @@ from torch.utils.data import IterableDataset, Sampler
 from pycollective.errors import ConfigurationError
 from pycollective.torch.leaves.generators import integer, seed_of
 
-
-class Leaves(Protocol):
-    """What a sampler reads of a `LeafSync`."""
-
-    leaves: int
-    seed: int
-    step: int
-    in_order: bool
-
-    @property
-    def local_leaves(self) -> range: ...
-    def leaves_at(self, step: int) -> range: ...
+if TYPE_CHECKING:
+    from pycollective.torch.leaves.sync import LeafSync
 
 
 class LeafSampler(Sampler[list[int]]):
     """Gives leaf `i` of step `s` the same samples on any number of ranks.
 
     It is a ``batch_sampler`` of `torch.utils.data.DataLoader`: a batch is a leaf's micro-batch, and
-    a rank gets its leaves' (``sync.local_leaves``, in that order), step after step. Beside one
-    ``sync.leaf`` takes leaves in that order alone. It has no end, so ``for x, y in loader`` never
-    ends, and ``len(loader)`` raises: an epoch has `steps_per_epoch` steps, each sample is in one of
-    them at most, and every epoch has an order of its own. What is left of the samples when no whole
-    step can be made of them waits for another epoch's order.
+    a rank gets its leaves' (``sync.local_leaves``, in that order), step after step. Once something
+    iterates it, ``sync.leaf`` takes leaves in that order alone. It has no end, so ``for x, y in
+    loader`` never ends, and ``len(loader)`` raises: an epoch has `steps_per_epoch` steps, each
+    sample is in one of them at most, and every epoch has an order of its own. What is left of the
+    samples when no whole step can be made of them waits for another epoch's order.
 
     An iteration begins with the step that `sync` is at, so a run that is resumed by
     ``sync.load_state_dict`` goes on with the samples that it would have had. What iterates already
@@ -56,7 +46,7 @@ class LeafSampler(Sampler[list[int]]):
         ConfigurationError: there are too few samples for one step, or `micro_batch` is below 1.
     """
 
-    def __init__(self, sync: Leaves, samples: int, micro_batch: int) -> None:
+    def __init__(self, sync: LeafSync, samples: int, micro_batch: int) -> None:
         samples = integer(samples, "LeafSampler: samples")
         micro_batch = integer(micro_batch, "LeafSampler: micro_batch")
         if micro_batch < 1:
@@ -74,7 +64,6 @@ class LeafSampler(Sampler[list[int]]):
         self.iterations = 0
         self._notes: deque[tuple[int, int]] | None = None  # of the next iteration
         self._epoch: tuple[int, torch.Tensor] | None = None  # the last that was asked for
-        sync.in_order = True
 
     def __len__(self) -> int:
         raise TypeError(
@@ -86,6 +75,7 @@ class LeafSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         # Here, as it first draws: a DataLoader with workers makes two of these, and draws from one.
         self.iterations += 1
+        self.sync.in_order = True
         notes, self._notes = self._notes, None
         step = self.sync.step
         while leaves := self.sync.leaves_at(step):

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 from pycollective.agree import Bytes
 from pycollective.errors import ConfigurationError
+from pycollective.torch.leaves.balance import Balance, Cost
 from pycollective.torch.leaves.log import Log
-from pycollective.torch.leaves.sampler import LeafSampler, Leaves, refuse_iterable
+from pycollective.torch.leaves.sampler import LeafSampler, refuse_iterable
+
+if TYPE_CHECKING:
+    from pycollective.torch.leaves.sync import LeafSync
 
 
-class Sync(Leaves, Protocol):
-    """What a loop needs of a `LeafSync`.
-
-    Attributes:
-        _loop: the one that has begun, and not ended.
-        _handed_out: the step that this loop has handed out, until it is complete.
-    """
-
-    _loop: Steps | None
-    _handed_out: Step | None
-
-    def _hand_out(self, step: Step) -> None: ...
-    def _turn(self, leaf: int) -> AbstractContextManager[None]: ...
-    def _take_part(self) -> None: ...
-    def _count(self, leaf: int, count: int) -> None: ...
-    def _break(self, what: str, error: BaseException) -> None: ...
-    def _refuse_broken(self) -> None: ...
+AHEAD = "batches drawn ahead"  # by a loader, at most
 
 
 class Steps:
@@ -37,11 +24,71 @@ class Steps:
 
     ``len()`` is the number of steps that are left; without an end it raises. Each step's ``.grad``
     is None from here until the step is complete, so an optimizer that steps too early does nothing.
+
+    Attributes:
+        balance: deals the leaves; None if all cost the same.
+        step: that was handed out, until it is complete.
     """
 
-    def __init__(self, sync: Sync, loader: Iterable[Any], until: int | None) -> None:
-        self._sync, self._until = sync, until
-        self._batches = _Batches(sync, loader)
+    def __init__(
+        self,
+        sync: LeafSync,
+        loader: Iterable[Any],
+        until: int | None,
+        cost: Cost | None,
+        measure_ranks: bool,
+    ) -> None:
+        if measure_ranks and cost is None:
+            raise ConfigurationError("steps: measure_ranks=True needs a cost")
+        self._sync, self._loader, self._until = sync, loader, until
+        self._sampler = sampler_of(loader, sync)
+        self._batches = _Batches(sync, loader, self._sampler)
+        self._measures_ranks = bool(measure_ranks)
+        self.step: Step | None = None
+        self.balance: Balance | None = None
+        if cost is not None:
+            self.balance = Balance(self._sampler, cost, sync._transport.size)
+            self.balance.deal_of(sync.step)  # for its errors
+
+    def described(self) -> dict[str, Any]:
+        """What must be alike on all ranks, and `AHEAD`."""
+        return {
+            "step": self._sync.step,
+            "until": self._until,
+            "samples of a LeafSampler": self._sampler.samples,
+            "micro_batch": self._sampler.micro_batch,
+            "cost": self.balance is not None,
+            "measure_ranks": self._measures_ranks,
+            AHEAD: draws_ahead(self._loader),
+        }
+
+    def begin(self, ahead: int) -> None:
+        """Measure ranks from here on, if asked; a loader draws so many batches ahead."""
+        if self.balance is not None and self._measures_ranks:
+            self.balance.measure(ahead)
+
+    def complete(
+        self, all_gather: Callable[[Bytes], Bytes], divisor: int, seconds_before: Sequence[float]
+    ) -> None:
+        """End the step whose averages are there. Collective.
+
+        Args:
+            all_gather: hands every rank's row of bytes to all ranks: (n,) in, (size, n) out.
+            divisor: of the averages.
+            seconds_before: what all ranks took for their leaves of the step before.
+        """
+        assert self.step is not None
+        self.step.exchange(all_gather, divisor)
+        self.step = None
+        if self.balance is not None:
+            self.balance.completed(self._sync.step, seconds_before)
+
+    def leave(self) -> None:
+        """Let go of the loader's iterator, and of the step that is under way: its leaf ends here."""
+        self._batches.end()
+        if self.step is not None:
+            self.step.end()
+            self.step = None
 
     def __len__(self) -> int:
         if self._until is None:
@@ -58,21 +105,27 @@ class Steps:
             ConfigurationError: the one before is not complete, or another loop has begun.
         """
         sync = self._sync
-        if sync._loop is self and (before := sync._handed_out) is not None:
-            before.give_up()
+        if sync._loop is self and self.step is not None:
+            number = self.step.number
+            self.leave()
+            error = ConfigurationError(
+                f"step {number} was not gone through: iterate over its leaves, on a rank without "
+                "leaves, too"
+            )
+            sync._break(f"sync.steps: step {number}:", error)
         sync._refuse_broken()
         if self._until is not None and sync.step >= self._until:
             if sync._loop is self:
-                sync._loop = None
+                sync._loop_ref = None
             raise StopIteration
         if sync._loop is not self:
             raise ConfigurationError(
                 "another sync.steps(...) has begun, and a LeafSync has one loop at a time: end "
                 "this one before"
             )
-        step = Step(sync, self._batches.read)
-        sync._hand_out(step)
-        return step
+        sync._take_gradients()
+        self.step = Step(sync, self, self._batches.read)
+        return self.step
 
 
 class Step:
@@ -87,10 +140,11 @@ class Step:
         leaf: the number of the leaf that is under way; None between leaves.
     """
 
-    def __init__(self, sync: Sync, read: Callable[[int], Any]) -> None:
+    def __init__(self, sync: LeafSync, loop: Steps, read: Callable[[int], Any]) -> None:
         self.number = sync.step
         self.leaf: int | None = None
         self._sync, self._read = sync, read
+        self._loop: Steps | None = loop  # until the step is complete
         # Not held: a loop that is left lets go of it, which ends the leaf that is under way.
         self._turns: ReferenceType[Generator[Any, None, None]] | None = None
         self._log = Log(self.number)
@@ -102,7 +156,7 @@ class Step:
         Raises:
             ConfigurationError: it has begun already, or is over.
         """
-        if self._turns is not None or self._sync._handed_out is not self:
+        if self._turns is not None or self._loop is None or self._sync._loop is not self._loop:
             over = "was iterated already" if self._turns is not None else "is over"
             raise ConfigurationError(
                 f"step {self.number} {over}: a step is iterated once, before the next is asked for"
@@ -175,16 +229,13 @@ class Step:
             divisor: of the averages.
         """
         self._logged = self._log.means(all_gather, self._sync.leaves, divisor)
+        self._loop = None
 
-    def give_up(self) -> None:
-        """Make sure that no step follows this one, which is not complete."""
+    def end(self) -> None:
+        """End the leaf that is under way, if there is one."""
+        self._loop = None
         if self._turns is not None and (turns := self._turns()) is not None:
             turns.close()
-        error = ConfigurationError(
-            f"step {self.number} was not gone through: iterate over its leaves, on a rank without "
-            "leaves, too"
-        )
-        self._sync._break(f"sync.steps: step {self.number}:", error)
 
     def _open(self, what: str) -> int:
         """The number of the leaf that is under way."""
@@ -199,11 +250,14 @@ class Step:
 class _Batches:
     """Reads a loader, and sees that a batch is that of the leaf whose turn it is."""
 
-    def __init__(self, sync: Sync, loader: Iterable[Any]) -> None:
-        self._sync, self._loader = sync, loader
-        self._sampler = sampler_of(loader, sync)
+    def __init__(self, sync: LeafSync, loader: Iterable[Any], sampler: LeafSampler) -> None:
+        self._sync, self._loader, self._sampler = sync, loader, sampler
         self._batches: Iterator[Any] | None = None
         self._ahead = 0  # batches that are drawn before they are read
+
+    def end(self) -> None:
+        """Let go of the loader's iterator, and so of its workers."""
+        self._batches = None
 
     def read(self, leaf: int) -> Any:
         """Return the batch of this leaf of the step that is under way."""
@@ -241,11 +295,11 @@ class _Batches:
 
 
 def draws_ahead(loader: Any) -> int:
-    """Return how many batches a DataLoader draws before they are asked for; at least one a step."""
+    """Return how many batches a DataLoader draws before they are asked for, at most."""
     return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 0)
 
 
-def sampler_of(loader: Any, sync: Sync) -> LeafSampler:
+def sampler_of(loader: Any, sync: LeafSync) -> LeafSampler:
     """Return the LeafSampler of a loader.
 
     Raises:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from pycollective.agree import agree
+from pycollective.agree import agree, refuse_unlike
 from pycollective.communicator import Communicator
 from pycollective.errors import (
     CollectiveError,
@@ -26,13 +27,14 @@ from pycollective.errors import (
 )
 from pycollective.leaves.deal import Deal
 from pycollective.torch.leaves import comparison
-from pycollective.torch.leaves.balance import Balance, Cost
+from pycollective.torch.leaves.balance import Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
-from pycollective.torch.leaves.steps import Step, Steps, draws_ahead, sampler_of
-from pycollective.torch.leaves.transport import Words, transport_of
+from pycollective.torch.leaves.steps import AHEAD, Steps
+from pycollective.torch.leaves.transport import transport_of
 from pycollective.torch.norm import clip_gradients
+from pycollective.torch.ordered.pieces import Words
 
 _MIB = 1 << 20
 
@@ -81,7 +83,7 @@ class LeafSync:
         local_leaves: this rank's of the step that is under way or comes next, a range.
         seed: as given.
         step: steps that are done.
-        in_order: whether leaves must come in the order of `local_leaves`; a `LeafSampler` sets it.
+        in_order: whether leaves must come in the order of `local_leaves`: a `LeafSampler` iterates.
 
     Raises:
         ConfigurationError: on all ranks, an argument or the model of one cannot be used so; says
@@ -131,21 +133,24 @@ class LeafSync:
         self._buckets = buckets_of(trained, self.leaves, grad_dtype, bucket_cap_mb * _MIB)
         self._is_open = False  # a leaf
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
-        self._given: dict[int, int] = {}  # leaves of this step, each with its count; -1 for none
+        self._given: dict[int, int | None] = {}  # leaves of this step, each with its count
         self._settled = True  # the open leaf's count is known
+        self._is_whole: bool | None = None  # the open leaf's backward has ended; None if none began
         self._averaging = 0  # so many of the first buckets
-        self._balance: Balance | None = None  # of the loop that goes on, if it has a cost
         self._seconds = 0.0  # that this rank's leaves of this step have taken so far
         self._seconds_before = 0.0  # of the last step
         self._all_before = [0.0] * self._transport.size  # by rank
-        self._dealt: tuple[int, Deal] | None = None  # of which step
         self._divisor = self.leaves  # of the averages of the last step
         self._complete = False  # the last step, and nobody asked yet
-        self._loop: Steps | None = None  # the one that has begun, and not ended
-        self._handed_out: Step | None = None  # by it, and not complete
+        # The loop that has begun; not held, so that it ends when it is left between steps.
+        self._loop_ref: ReferenceType[Steps] | None = None
         self._broken = ""
         self._left = False  # a leaf, which is why it is broken, and nobody was told
         self._listen(grad_dtype)
+
+    @property
+    def _loop(self) -> Steps | None:
+        return None if self._loop_ref is None else self._loop_ref()
 
     @property
     def local_leaves(self) -> range:
@@ -166,20 +171,18 @@ class LeafSync:
 
     def _deal_of(self, step: int) -> Deal:
         """Who has which leaves in a step, the same on all ranks; each a run of them, or none."""
-        if self._balance is not None:
-            return self._balance.deal_of(step)
+        if self._loop is not None and self._loop.balance is not None:
+            return self._loop.balance.deal_of(step)
         return Deal.contiguous(self._transport.size, self.leaves)
 
     @property
     def _deal(self) -> Deal:
         """Of the step that is under way, or comes next."""
-        if self._dealt is None or self._dealt[0] != self.step:
-            try:
-                self._dealt = self.step, self._deal_of(self.step)
-            except BaseException as error:
-                self._break(f"who has which leaves of step {self.step}:", error)
-                raise
-        return self._dealt[1]
+        try:
+            return self._deal_of(self.step)
+        except BaseException as error:
+            self._break(f"who has which leaves of step {self.step}:", error)
+            raise
 
     def steps(
         self,
@@ -223,36 +226,23 @@ class LeafSync:
         if until is not None:
             until = integer(until, "steps: until")
 
+        loops: list[Steps] = []
+
         def mine() -> dict[str, Any]:
-            sampler = sampler_of(loader, self)
-            if measure_ranks and cost is None:
-                raise ConfigurationError("steps: measure_ranks=True needs a cost")
-            if cost is not None:
-                Balance(sampler, cost, self._transport.size, None).deal_of(self.step)
-            return {
-                "step": self.step,
-                "until": until,
-                "samples of a LeafSampler": sampler.samples,
-                "micro_batch": sampler.micro_batch,
-                "a cost": cost is not None,
-                "measure_ranks": bool(measure_ranks),
-                _AHEAD: draws_ahead(loader),
-            }
+            loops.append(Steps(self, loader, until, cost, measure_ranks))
+            return loops[0].described()
 
         def check(said: list[dict[str, Any]]) -> None:
-            _refuse_unlike("steps", said, [what for what in said[0] if what != _AHEAD])
+            refuse_unlike("steps", said, but=AHEAD)
 
         said = agree(self._transport.all_gather, "steps", mine, check)
-        ahead = max(each[_AHEAD] for each in said) if measure_ranks else None
-        self._balance = self._dealt = None
-        if cost is not None:
-            sampler = sampler_of(loader, self)
-            self._balance = Balance(sampler, cost, self._transport.size, ahead)
-        self._handed_out = None
-        self._loop = Steps(self, loader, until)
-        return self._loop
+        [loop] = loops
+        loop.begin(max(each[AHEAD] for each in said))
+        self._loop_ref = ref(loop)
+        return loop
 
-    def leaf(self, leaf: int, count: int | None = None) -> AbstractContextManager[None]:
+    @contextmanager
+    def leaf(self, leaf: int, count: int | None = None) -> Iterator[None]:
         """Compute one leaf: forward and one backward, in this block.
 
         It is for those who load data without a loader that `steps` takes:
@@ -284,27 +274,31 @@ class LeafSync:
             CollectiveError: as `Communicator.all_reduce`.
         """
         self._refuse_in_loop()
-        return self._turn(leaf, count, settled=True)
+        with self._turn(leaf):
+            if count is not None:
+                self._count(leaf, count)
+            yield
 
     @contextmanager
-    def _turn(
-        self, leaf: int, count: int | None = None, *, settled: bool = False
-    ) -> Iterator[None]:
-        """Compute one leaf, as `leaf`; unless it is settled, `count` may say its count inside."""
-        leaf = self._open(leaf, count, settled)
+    def _turn(self, leaf: int) -> Iterator[None]:
+        """Compute one leaf, whose count may come in this block, before its backward."""
+        leaf = self._open(leaf)
         try:
-            if settled:
-                self._settle(leaf)
             computing = self._computing(leaf, partial(self._add, leaf))
             with self._model.unchanged(leaf), computing:
                 begin = perf_counter()
                 yield
                 self._seconds += perf_counter() - begin
             self._refuse_broken()
-            if all(each.missing == len(each.parameters) for each in self._buckets):
+            if self._is_whole is None:
                 raise ConfigurationError(
                     f"leaf {leaf} has no backward: to skip it, as for a NaN, give it "
                     "zeros, (0 * sum(each.sum() for each in model.parameters())).backward()"
+                )
+            if not self._is_whole:
+                raise ConfigurationError(
+                    f"a backward of leaf {leaf} raised, and something has caught that: the leaf's "
+                    "gradients are not whole"
                 )
             for bucket in self._buckets:
                 if not bucket.added:
@@ -436,7 +430,8 @@ class LeafSync:
                     f"{getattr(self, name)}: the training would have other bits"
                 )
         self.step = integer(state["step"], "the checkpoint's step")
-        self._balance = self._dealt = None  # of a loop that cannot go on
+        if self._loop is not None:  # and cannot go on
+            self._loop.balance = None
 
     def stats(self) -> dict[str, int]:
         """Count what this LeafSync has sent from this rank to other hosts: `Communicator.stats`."""
@@ -455,13 +450,18 @@ class LeafSync:
         Raises:
             ConfigurationError: a leaf of `steps` was left before its end, and nothing has said so.
         """
+        if self._loop is not None:
+            self._loop.leave()
+        if self._given and not self._broken:
+            self._transport.abort(f"step {self.step} was under way when its LeafSync was closed")
+        self._broken = self._broken or "it was closed"
         self._undo.close()
         if self._left and sys.exc_info()[0] is None:
             self._refuse_broken()
 
     # --- A leaf.
 
-    def _open(self, leaf: int, count: int | None, settled: bool) -> int:
+    def _open(self, leaf: int) -> int:
         """Note a leaf, and return its number; or refuse it, and change nothing."""
         leaf = integer(leaf, "leaf")
         self._refuse_broken()
@@ -484,33 +484,28 @@ class LeafSync:
             raise ConfigurationError(
                 f"leaf {leaf} is out of turn: the LeafSampler's next batch is of leaf {turn}"
             )
-        number = _checked_count(leaf, count)
-        if settled:
-            self._refuse_mixed(leaf, number)
-        self._given[leaf] = number
-        self._settled = settled
-        self._complete = False
+        self._given[leaf] = None
+        self._settled = self._complete = False
+        self._is_whole = None
         return leaf
 
     def _count(self, leaf: int, count: int) -> None:
         """Say the count of the leaf that is open, before its backward."""
-        number = _checked_count(leaf, count)
         if self._settled:
             raise ConfigurationError(f"leaf {leaf}: its count comes once, and before its backward")
+        number = integer(count, f"leaf {leaf}: count")
+        if not 0 <= number <= _MOST_COUNT:
+            raise ConfigurationError(f"leaf {leaf} has count {count}, not 0 to {_MOST_COUNT}")
         self._given[leaf] = number
         self._settle(leaf)
 
     def _settle(self, leaf: int) -> None:
         """Take a leaf's count for what it is; with the last leaf's, all ranks are told."""
         self._settled = True
-        self._refuse_mixed(leaf, self._given[leaf])
+        if len({each is None for each in self._given.values()}) > 1:
+            raise ConfigurationError(f"leaf {leaf}: all leaves of a step have a count, or none")
         if self._all_given:
             self._announce()
-
-    def _refuse_mixed(self, leaf: int, number: int) -> None:
-        others = [each for given, each in self._given.items() if given != leaf]
-        if any((number < 0) != (each < 0) for each in others):
-            raise ConfigurationError(f"leaf {leaf}: all leaves of a step have a count, or none")
 
     @contextmanager
     def _computing(self, leaf: int, receive: Callable[[Bucket, int], None]) -> Iterator[None]:
@@ -529,6 +524,10 @@ class LeafSync:
         name, gradient = self._gradient_of(bucket, place)
         if not self._settled:
             self._settle(leaf)
+        if self._is_whole is not False:
+            self._is_whole = False
+            # Runs when this backward has ended, and not if it raises.
+            torch.autograd.Variable._execution_engine.queue_callback(self._have_whole)
         if bucket.added or bucket.gradients[place] is not None:
             raise _twice(name, leaf)
         bucket.take(place, gradient)
@@ -538,6 +537,9 @@ class LeafSync:
                 begin = perf_counter()
                 self._average()  # may wait for other ranks' counts, which is not this leaf's time
                 self._seconds -= perf_counter() - begin
+
+    def _have_whole(self) -> None:
+        self._is_whole = True
 
     def _gradient_of(self, bucket: Bucket, place: int) -> tuple[str, torch.Tensor]:
         """Take it from the parameter, whose name comes with it."""
@@ -597,12 +599,13 @@ class LeafSync:
 
     def _announce(self) -> None:
         """Tell all ranks this one's step and counts, by the time that all compute their last."""
-        counts = [each for each in self._given.values() if each >= 0]
+        counts = [each for each in self._given.values() if each is not None]
         # Any total above the limit is refused; this fits 64 bits.
         counted = len(counts), min(sum(counts), 2 * _MOST_COUNT)
         words = self.step, *counted, self._deal.digest, round(self._seconds_before * 1e9)
-        # Where this rank has given no counts there are none.
-        self._transport.announce(words, self._divisor_of, -1 not in self._given.values())
+        # Where this rank's leaves have no counts there are none.
+        needed = bool(counts) or not self._given
+        self._transport.announce(words, self._divisor_of, needed)
 
     def _divisor_of(self, rows: Words) -> int | None:
         """What all ranks' counts make; None for M."""
@@ -633,11 +636,10 @@ class LeafSync:
             )
         return divisor
 
-    def _hand_out(self, step: Step) -> None:
-        """Begin a step of the loop: an optimizer that steps before it is complete does nothing."""
+    def _take_gradients(self) -> None:
+        """Make every ``.grad`` None: an optimizer that steps too early does nothing."""
         for bucket in self._buckets:
             bucket.begin()
-        self._handed_out = step
 
     def _take_part(self) -> None:
         """Complete a step in which this rank has no leaves."""
@@ -660,11 +662,8 @@ class LeafSync:
         """Average what has not been yet, wait for all, and hand the averages out."""
         self._average()
         self._transport.finish()
-        if self._handed_out is not None:
-            self._handed_out.exchange(self._transport.all_gather, self._divisor)
-            self._handed_out = None
-        if self._balance is not None:
-            self._balance.completed(self.step, self._all_before)
+        if self._loop is not None:
+            self._loop.complete(self._transport.all_gather, self._divisor, self._all_before)
         self._seconds_before, self._seconds = self._seconds, 0.0
         self._averaging = 0
         self._given.clear()
@@ -699,7 +698,7 @@ class LeafSync:
             }
 
         def check(said: list[dict[str, Any]]) -> None:
-            _refuse_unlike("LeafSync", said, [what for what in said[0] if what != _PARAMETERS])
+            refuse_unlike("LeafSync", said, but=_PARAMETERS)
 
         def check_first(said: list[str]) -> None:
             other = next(rank for rank, each in enumerate(said) if each != said[0])
@@ -774,19 +773,7 @@ class _BeforeForward:
 
 _INSIDE = "in `for batch in step` of sync.steps, or `with sync.leaf(...)`, it is inside"
 _PARAMETERS = "parameters"
-_AHEAD = "steps ahead"  # that a loader draws, at most
 _MOST_COUNT = 1 << 53  # of a leaf, and of all together: what fp64 holds
-
-
-def _refuse_unlike(call: str, said: list[dict[str, Any]], whats: list[str]) -> None:
-    """Refuse ranks that say other than rank 0."""
-    for what in whats:
-        value = said[0][what]
-        if others := [rank for rank, each in enumerate(said) if each[what] != value]:
-            raise CollectiveMismatch(
-                f"{call}: {named(others)} have other {what} than rank 0: "
-                f"{said[others[0]][what]}, not {value}"
-            )
 
 
 def _twice(name: str, leaf: int) -> ConfigurationError:
@@ -794,16 +781,6 @@ def _twice(name: str, leaf: int) -> ConfigurationError:
         f"the gradient of {name} has come twice in leaf {leaf}: a leaf has one backward (of the "
         "sum, if there are several losses), and checkpoints of activations use_reentrant=False"
     )
-
-
-def _checked_count(leaf: int, count: int | None) -> int:
-    """As it is kept: -1 for none."""
-    if count is None:
-        return -1
-    number = integer(count, f"leaf {leaf}: count")
-    if not 0 <= number <= _MOST_COUNT:
-        raise ConfigurationError(f"leaf {leaf} has count {count}, not 0 to {_MOST_COUNT}")
-    return number
 
 
 def _set_grad_dtype(parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from pycollective._core import Work
+from pycollective.agree import Bytes
 from pycollective.bootstrap.init import init
 from pycollective.communicator import Communicator
 from pycollective.errors import (
@@ -26,15 +28,13 @@ from pycollective.errors import (
 )
 from pycollective.leaves.deal import Deal
 from pycollective.order import Node
+from pycollective.system_limits import start_thread
 from pycollective.torch.backend import communicator_of
 from pycollective.torch.leaves.buckets import Bucket
 from pycollective.torch.ordered.calls import checked_group
 from pycollective.torch.ordered.group import OrderedGroup
-from pycollective.torch.ordered.pieces import Call, Nodes
+from pycollective.torch.ordered.pieces import Call, Nodes, Words
 from pycollective.torch.serving import own_backend, store_of
-
-Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-Words: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Transport(Protocol):
@@ -164,17 +164,17 @@ class OverGroup:
         self._words: Sequence[int] = ()
         self._divisor_of: Callable[[Words], int | None] = lambda rows: None
         self._refused: Exception | None = None
-        with self._told():
+        with self._raising_reason():
             self._ordered.prepare()
 
     def all_gather(self, row: Bytes) -> Bytes:
         rows = torch.empty(self.size, row.size, dtype=torch.uint8)
-        with self._told():
+        with self._raising_reason():
             self._ordered.exchange([torch.from_numpy(row.copy())] * self.size, rows)
         return rows.numpy()
 
     def broadcast(self, flat: torch.Tensor) -> None:
-        with self._told():
+        with self._raising_reason():
             self._ordered.broadcast(flat.view(torch.uint8))
 
     def announce(
@@ -193,7 +193,7 @@ class OverGroup:
 
     def finish(self) -> None:
         averages, self._averages = self._averages, []
-        with self._told():
+        with self._raising_reason():
             for each in averages:
                 each.result()
 
@@ -213,11 +213,11 @@ class OverGroup:
         try:
             return self._divisor_of(rows)
         except ConfigurationError as error:
-            self._refused = error
+            self._refused = error  # the worker's error is to be the call's
             raise CollectiveMismatch(str(error)) from error
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _raising_reason(self) -> Iterator[None]:
         """Raise what another rank has aborted for, in place of a failure that came of it."""
         try:
             yield
@@ -231,14 +231,23 @@ class OverGroup:
             raise
 
     def _reason(self) -> str:
-        """Why a rank has aborted; "" if none has said so, or the store's server is gone."""
-        with suppress(RuntimeError):
-            if self._store.check(["reason"]):
-                return str(self._store.get("reason").decode())
-        return ""
+        """Why a rank has aborted; "" if none has said so, or the store's server does not answer."""
+        found: list[str] = []
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                if self._store.check(["reason"]):
+                    found.append(self._store.get("reason").decode())
+
+        # By a thread: a server that was stopped, or whose host is gone, is waited for without end.
+        asking = threading.Thread(target=ask, name="pycollective-asking", daemon=True)
+        with suppress(ConfigurationError):  # no more threads
+            start_thread(asking)
+            asking.join(_ASKING.total_seconds())
+        return found[0] if found else ""
 
 
-_ASKING = timedelta(seconds=10)  # at most, of a store that has an answer
+_ASKING = timedelta(seconds=10)  # at most, of a store
 _numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count[int]]
 _numbers = weakref.WeakKeyDictionary()
 

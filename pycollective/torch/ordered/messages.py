@@ -51,6 +51,7 @@ class Messages:
         self._rank, self._size = group.rank(), group.size()
         self.names: Sequence[int] = range(self._size)  # of the ranks, in errors
         self._own: Any = None  # a backend of ours, over Gloo
+        self._closed = False
         self._scrap = torch.empty(1, dtype=torch.uint8)  # for receives that nobody waits for
         self.issued = self.sent_messages = self.sent_bytes = 0
         # Those that have failed, too. Gloo's thread spins if messages come for receives that were
@@ -171,14 +172,14 @@ class Messages:
 
     def close(self) -> None:
         """Let go of connections of our own, and of what is under way."""
-        self._own = None
+        self._own, self._closed = None, True
         self._under_way.clear()
         self._answers.clear()
 
     def abort(self, reason: str) -> None:
         """Let what is under way fail."""
         self.disconnect()
-        if self._own is None and (group := self._group()) is not None:
+        if self._own is None and not self._closed and (group := self._group()) is not None:
             (backend_of(group, _CPU) or group).abort()
 
     def failure(self, error: RuntimeError, peers: Iterable[int]) -> CollectiveError:
@@ -192,6 +193,8 @@ class Messages:
         group = self._group()
         if group is None:
             raise CollectiveError("the process group was destroyed")
+        if self._closed:  # or what is still under way would go over the program's own connections
+            raise CollectiveError("the connections were closed")
         return group
 
     def _count(self, messages: Iterable[int]) -> None:
