@@ -193,12 +193,16 @@ def test_ranks_are_told_what_they_have_unlike(pool, case):
         assert MISMATCH[case] in said
 
 
-def test_all_are_told_of_one_ranks_loader(pool):
-    (first, other), (second, own) = pool(2).call(told_apart, "loader")
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [("loader", "batch_sampler lacks in this list"), ("no until", "until is 'all', which is no")],
+)
+def test_all_are_told_of_what_one_rank_gives(pool, case, why):
+    (first, other), (second, own) = pool(2).call(told_apart, case)
     assert first == second == "ConfigurationError"
     assert "refused on rank(s) 1" in other
-    assert "batch_sampler lacks in this list" in other
-    assert "batch_sampler lacks in this list" in own
+    assert why in other
+    assert why in own
 
 
 def test_all_are_told_of_one_ranks_early_break(pool):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import IterableDataset, Sampler
@@ -12,8 +12,18 @@ from torch.utils.data import IterableDataset, Sampler
 from pycollective.errors import ConfigurationError
 from pycollective.torch.leaves.generators import integer, seed_of
 
-if TYPE_CHECKING:
-    from pycollective.torch.leaves.sync import LeafSync
+
+class Leaves(Protocol):
+    """What a sampler reads of a `LeafSync`, and sets."""
+
+    leaves: int
+    seed: int
+    step: int
+    in_order: bool
+
+    @property
+    def local_leaves(self) -> range: ...
+    def leaves_at(self, step: int) -> range: ...
 
 
 class LeafSampler(Sampler[list[int]]):
@@ -46,7 +56,7 @@ class LeafSampler(Sampler[list[int]]):
         ConfigurationError: there are too few samples for one step, or `micro_batch` is below 1.
     """
 
-    def __init__(self, sync: LeafSync, samples: int, micro_batch: int) -> None:
+    def __init__(self, sync: Leaves, samples: int, micro_batch: int) -> None:
         samples = integer(samples, "LeafSampler: samples")
         micro_batch = integer(micro_batch, "LeafSampler: micro_batch")
         if micro_batch < 1:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 from weakref import ReferenceType, ref
 
 from pycollective.agree import Bytes
 from pycollective.errors import ConfigurationError
 from pycollective.torch.leaves.balance import Balance, Cost
 from pycollective.torch.leaves.log import Log
-from pycollective.torch.leaves.sampler import LeafSampler, refuse_iterable
+from pycollective.torch.leaves.sampler import LeafSampler, Leaves, refuse_iterable
 
-if TYPE_CHECKING:
-    from pycollective.torch.leaves.sync import LeafSync
+
+class Sync(Leaves, Protocol):
+    """What a loop needs of a `LeafSync`.
+
+    Attributes:
+        _loop_ref: the loop that has begun.
+    """
+
+    _loop_ref: ReferenceType[Steps] | None
+
+    @property
+    def _loop(self) -> Steps | None: ...
+    def _take_gradients(self) -> None: ...
+    def _turn(self, leaf: int) -> AbstractContextManager[None]: ...
+    def _take_part(self) -> None: ...
+    def _count(self, leaf: int, count: int) -> None: ...
+    def _break(self, what: str, error: BaseException) -> None: ...
+    def _refuse_broken(self) -> None: ...
 
 
 AHEAD = "batches drawn ahead"  # by a loader, at most
@@ -32,7 +49,8 @@ class Steps:
 
     def __init__(
         self,
-        sync: LeafSync,
+        sync: Sync,
+        ranks: int,
         loader: Iterable[Any],
         until: int | None,
         cost: Cost | None,
@@ -47,7 +65,7 @@ class Steps:
         self.step: Step | None = None
         self.balance: Balance | None = None
         if cost is not None:
-            self.balance = Balance(self._sampler, cost, sync._transport.size)
+            self.balance = Balance(self._sampler, cost, ranks)
             self.balance.deal_of(sync.step)  # for its errors
 
     def described(self) -> dict[str, Any]:
@@ -84,7 +102,7 @@ class Steps:
             self.balance.completed(self._sync.step, seconds_before)
 
     def leave(self) -> None:
-        """Let go of the loader's iterator, and of the step that is under way: its leaf ends here."""
+        """Let go of the loader's iterator, and of the step that is under way; its leaf ends."""
         self._batches.end()
         if self.step is not None:
             self.step.end()
@@ -140,7 +158,7 @@ class Step:
         leaf: the number of the leaf that is under way; None between leaves.
     """
 
-    def __init__(self, sync: LeafSync, loop: Steps, read: Callable[[int], Any]) -> None:
+    def __init__(self, sync: Sync, loop: Steps, read: Callable[[int], Any]) -> None:
         self.number = sync.step
         self.leaf: int | None = None
         self._sync, self._read = sync, read
@@ -250,7 +268,7 @@ class Step:
 class _Batches:
     """Reads a loader, and sees that a batch is that of the leaf whose turn it is."""
 
-    def __init__(self, sync: LeafSync, loader: Iterable[Any], sampler: LeafSampler) -> None:
+    def __init__(self, sync: Sync, loader: Iterable[Any], sampler: LeafSampler) -> None:
         self._sync, self._loader, self._sampler = sync, loader, sampler
         self._batches: Iterator[Any] | None = None
         self._ahead = 0  # batches that are drawn before they are read
@@ -299,7 +317,7 @@ def draws_ahead(loader: Any) -> int:
     return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 0)
 
 
-def sampler_of(loader: Any, sync: LeafSync) -> LeafSampler:
+def sampler_of(loader: Any, sync: Sync) -> LeafSampler:
     """Return the LeafSampler of a loader.
 
     Raises:

@@ -221,15 +221,14 @@ class LeafSync:
             CollectiveMismatch: ranks are at other steps, or have another `until` or LeafSampler.
         """
         self._refuse_broken()
-        if self._given:
-            raise ConfigurationError(f"steps: step {self.step} is under way, and no other begins")
-        if until is not None:
-            until = integer(until, "steps: until")
-
+        ranks = self._transport.size
         loops: list[Steps] = []
 
         def mine() -> dict[str, Any]:
-            loops.append(Steps(self, loader, until, cost, measure_ranks))
+            if self._given:
+                raise ConfigurationError(f"step {self.step} is under way, and no other begins")
+            end = None if until is None else integer(until, "until")
+            loops.append(Steps(self, ranks, loader, end, cost, measure_ranks))
             return loops[0].described()
 
         def check(said: list[dict[str, Any]]) -> None:
