@@ -7,8 +7,8 @@ pycollective.torch.LeafSync(model, leaves=24)            # the same bits on any 
 pycollective.torch.stats()                               # what was sent to other hosts
 pycollective.torch.empty(1000, dtype=torch.bfloat16)     # a tensor that peers read in place
 
-The hooks, `pycollective.torch.ordered` and states of compression work over any other backend, too.
-They need no part compiled for torch.
+The hooks, `pycollective.torch.ordered`, LeafSync and states of compression work over any other
+backend, too. They need no part compiled for torch.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pycollective.torch.compression.states import (
     compressed_all_reduce,
     compressed_reduce_scatter,
 )
+from pycollective.torch.leaves import LeafSampler, LeafSync
 from pycollective.torch.ordered.hooks import all_reduce_hook, in_order
 
 try:
@@ -42,7 +43,7 @@ except ImportError as error:
     _missing = str(error)
 
     def __getattr__(name: str) -> Any:
-        if name in ("LeafSampler", "LeafSync", "empty", "stats"):
+        if name in ("empty", "stats"):
             raise ImportError(_missing)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -53,7 +54,6 @@ except ImportError as error:
         dist.Backend.register_backend("pycollective", _refuse, devices=["cpu", "cuda"])
 else:
     from pycollective.torch.backend import empty, register, stats
-    from pycollective.torch.leaves import LeafSampler, LeafSync
 
     register()
 

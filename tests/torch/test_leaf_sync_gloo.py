@@ -176,7 +176,7 @@ def dealt_apart(comm):
 def test_ranks_with_other_deals_are_named(pool):
     for told in pool(2).call(dealt_apart):
         assert type(told) is CollectiveMismatch, told
-        assert "rank(s) 1 have another deal of leaves than rank 0" in str(told)
+        assert "step 0: rank(s) 1 deal its leaves otherwise than rank 0" in str(told)
 
 
 def sent_in_a_step(comm, leaves):

@@ -270,7 +270,7 @@ class LeafSync:
                 changed in the block; the model is not as it was at the beginning; or a leaf has
                 raised before. The other ranks' calls end with `CollectiveAborted`.
             CollectiveMismatch: the ranks are not at the same step, or some leaves have a count.
-            CollectiveError: as `Communicator.all_reduce`.
+            CollectiveError: as `Communicator.all_reduce`; over another backend as ordered calls.
         """
         self._refuse_in_loop()
         with self._turn(leaf):
@@ -433,7 +433,11 @@ class LeafSync:
             self._loop.balance = None
 
     def stats(self) -> dict[str, int]:
-        """Count what this LeafSync has sent from this rank to other hosts: `Communicator.stats`."""
+        """Count what this LeafSync has sent from this rank.
+
+        Over ``pycollective`` to other hosts, as `Communicator.stats`; over another backend to all
+        ranks, as `pycollective.torch.ordered.stats`.
+        """
         return self._transport.stats()
 
     @property

@@ -29,7 +29,6 @@ from pycollective.errors import (
 from pycollective.leaves.deal import Deal
 from pycollective.order import Node
 from pycollective.system_limits import start_thread
-from pycollective.torch.backend import communicator_of
 from pycollective.torch.leaves.buckets import Bucket
 from pycollective.torch.ordered.calls import checked_group
 from pycollective.torch.ordered.group import OrderedGroup
@@ -264,6 +263,8 @@ def transport_of(group: dist.ProcessGroup | Communicator | None) -> Transport:
         found = checked_group(group)
         if own_backend(found, torch.device("cpu")) is None:
             return OverGroup(found, next(_numbers.setdefault(found, itertools.count())))
+        from pycollective.torch.backend import communicator_of  # compiled for the torch at hand
+
         group = communicator_of(found, "LeafSync")
     comm = group.split(0)
     assert comm is not None  # as it gave a color

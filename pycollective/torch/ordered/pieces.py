@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from pycollective.errors import CollectiveMismatch, named
 from pycollective.leaves.deal import Deal
 from pycollective.order import Node, recipe
 from pycollective.torch.ordered import header, reduction
@@ -38,9 +37,10 @@ class Nodes:
     Attributes:
         deal: which nodes of the order each rank gives; the same on all ranks.
         rows: one for each of this rank's, of the type of `Call.leaves`.
-        words: up to 7 numbers of this rank, as many on all ranks, which all are told.
+        words: up to 8 numbers of this rank, as many on all ranks, which all are told.
         divisor_of: what all ranks' words make, (size, words); None for the number of leaves. It may
-            raise CollectiveMismatch, the same on all ranks; no data are used then.
+            raise CollectiveMismatch, the same on all ranks; no data are used then. So it can see
+            whether ranks have the same deal, by its digest.
     """
 
     deal: Deal
@@ -52,22 +52,13 @@ class Nodes:
     def block(self) -> torch.Tensor:
         """What this rank says of them, as it travels."""
         block = torch.zeros(BLOCK // 8, dtype=torch.int64)
-        block[: 1 + len(self.words)] = torch.tensor([self.deal.digest, *self.words])
+        block[: len(self.words)] = torch.tensor(self.words)
         return block.view(torch.uint8)
 
     def divisor(self, blocks: Sequence[torch.Tensor]) -> int:
-        """What all ranks' blocks make the divisor of the average.
-
-        Raises:
-            CollectiveMismatch: they have other deals; or as `divisor_of`.
-        """
+        """What all ranks' blocks make the divisor of the average; raises as `divisor_of`."""
         said = np.stack([each.view(torch.int64).numpy() for each in blocks])
-        if others := np.flatnonzero(said[:, 0] != said[0, 0]).tolist():
-            raise CollectiveMismatch(
-                f"{named(others)} have another deal of leaves than rank 0. No data were used. All "
-                "ranks must give the same deal"
-            )
-        return self.divisor_of(said[:, 1 : 1 + len(self.words)]) or self.deal.leaves
+        return self.divisor_of(said[:, : len(self.words)]) or self.deal.leaves
 
 
 @dataclass
