@@ -42,9 +42,10 @@ def reduce_amid_a_pause(comm, folder):
     return [float(x[-1]) for x in xs]
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("stopped", "hosts"),
-    [([0], "2"), pytest.param([0, 1], "1,1", marks=pytest.mark.storm)],
+    [([0], "2"), ([0, 1], "1,1")],
     ids=["of one rank", "of both, on two hosts"],
 )
 def test_a_pause_is_not_lateness(stopped, hosts, tmp_path):

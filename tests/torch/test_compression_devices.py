@@ -167,10 +167,15 @@ def steps(comm, codec, topology, dtype, kernels, options):
         ("int8", "2x2", "bfloat16", "cpu", {}),
         ("one_bit", "1,3", "float16", "cpu", {}),
         ("top_k", "4x1", "float32", "cpu", {}),
-        ("top_k", "2x2", "bfloat16", "cpu", {"values": "float32"}),
+        pytest.param(
+            *("top_k", "2x2", "bfloat16", "cpu", {"values": "float32"}), marks=pytest.mark.storm
+        ),
         ("top_k", "4x1", "bfloat16", "cpu", {"by": "chunk", "decay": 0.9, "density": 0.2}),
         ("top_k", "1,3", "float16", "cpu", {"values": "float16", "warm_up": 2}),
-        ("top_k", "1,1,2", "float16", "cpu", {"by": "chunk", "density": 0.2}),
+        pytest.param(
+            *("top_k", "1,1,2", "float16", "cpu", {"by": "chunk", "density": 0.2}),
+            marks=pytest.mark.storm,
+        ),
         *(
             pytest.param(codec, topology, dtype, "triton", options, marks=pytest.mark.storm)
             for codec, topology, dtype, options in [
@@ -517,9 +522,9 @@ def mismatched(comm, topology, what, dense, who, codec):
     [
         ("2x2", "scale", True, 3, "one_bit"),
         ("2x2", "parameters", False, 3, "one_bit"),
-        ("2x2", "parameters", False, 3, "top_k"),
+        pytest.param(*("2x2", "parameters", False, 3, "top_k"), marks=pytest.mark.storm),
         ("1,3", "scale", False, 3, "one_bit"),  # which only the ranks of a host meet
-        ("1,3", "scale", False, 3, "top_k"),
+        pytest.param(*("1,3", "scale", False, 3, "top_k"), marks=pytest.mark.storm),
         ("1,3", "parameters", True, 3, "one_bit"),
         ("1,3", "scale", True, 0, "one_bit"),  # which others of the second host do not
     ],

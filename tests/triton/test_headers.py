@@ -12,6 +12,7 @@ import torch
 from pycollective import ConfigurationError, segments
 from tests.triton.compiled import module
 from tests.triton.executed import executed, ways
+from tests.turns import usually
 
 kernels = ways("headers")
 CPU = torch.device("cpu")
@@ -117,17 +118,19 @@ def test_what_was_noted_stays_where_no_means_are_told(kernels):
     assert made.zeros == [4]
 
 
-@pytest.mark.parametrize("read", [0, 1])
+OTHERS = [
+    {"digest": DIGEST ^ 1},
+    {"digest": DIGEST ^ 1 << 63},
+    {"digest": DIGEST ^ 1 << 31},
+    {"scale": -SCALE},
+    {"count": 9 + 256},
+    {"count": 9 - (1 << 31) + (1 << 32)},
+]
+
+
 @pytest.mark.parametrize(
-    "other",
-    [
-        {"digest": DIGEST ^ 1},
-        {"digest": DIGEST ^ 1 << 63},
-        {"digest": DIGEST ^ 1 << 31},
-        {"scale": -SCALE},
-        {"count": 9 + 256},
-        {"count": 9 - (1 << 31) + (1 << 32)},
-    ],
+    ("read", "other"),
+    usually(lambda read, other: OTHERS.index(other) % 2 == read, [0, 1], OTHERS),
     ids=str,
 )
 def test_a_header_that_does_not_fit_is_seen(kernels, read, other):
