@@ -194,26 +194,62 @@ def accumulator() -> str:
 
 def leaf_step() -> str:
     """Steps of LeafSync beside DistributedDataParallel's, and the memory that it holds."""
-    record = json.loads((RESULTS / "leaf_step.json").read_text())
     rows = []
-    for found in (record[size] for size in ("1.3 M", "9 M")):
-        copy = 4 * found["parameters"]
-        held = [f"{each / copy:.2f}" for each in found["held_bytes"].values()]
-        for row in found["rows"]:
-            one, four = row["leaves"] / row["hook"], row["leaves 4"]
-            limit = row["hook 4"] + 4 * row["pass"]
-            rows.append(
-                (
-                    f"{found['parameters'] / 1e6:.1f} M",
-                    _time(row["hook"]),
-                    f"{_time(row['leaves'])}: {one:.2f}, {'met' if one <= 1.02 else 'missed'}",
-                    *(_time(row["hook 4"]), _time(row["pass"])),
-                    f"{_time(four)}: {'met' if four <= limit else 'missed'}",
-                    " and ".join(held),
+    for stem in ("leaf_step", "zen5/leaf_step"):
+        record = json.loads((RESULTS / f"{stem}.json").read_text())
+        for found in (record[size] for size in ("1.3 M", "9 M")):
+            copy = 4 * found["parameters"]
+            held = [f"{each / copy:.2f}" for each in [*found["held_bytes"].values()][:2]]
+            for row in found["rows"]:
+                one, four = row["leaves"] / row["hook"], row["leaves 4"]
+                limit = row["hook 4"] + 4 * row["pass"]
+                rows.append(
+                    (
+                        f"{_leaf_machine(record)}, {row['ns']:.0f} ns",
+                        f"{found['parameters'] / 1e6:.1f} M",
+                        _time(row["hook"]),
+                        f"{_time(row['leaves'])}: {_verdict(one, 1.02)}",
+                        *(_time(row["hook 4"]), _time(row["pass"])),
+                        f"{_time(four)}: {four / limit:.2f} of the goal",
+                        *_over_gloo(row),
+                        " and ".join(held),
+                    )
                 )
-            )
-    head = ("Parameters", "One micro-batch a rank: DDP", "LeafSync", "Four: DDP", "An addition")
-    return _table((*head, "LeafSync", "Held for one and four, fp32 copies"), rows)
+    head = ("Machine", "Parameters", "One micro-batch a rank: DDP", "LeafSync", "Four: DDP")
+    head = (*head, "An addition", "LeafSync", "One, over Gloo: DDP, `ordered.hook`", "LeafSync")
+    return _table((*head, "Held for one and four, fp32 copies"), rows)
+
+
+def _over_gloo(row: Mapping[str, float]) -> tuple[str, str]:
+    if "gloo hook" not in row:
+        return "", ""
+    ratio = row["gloo leaves"] / row["gloo hook"]
+    return _time(row["gloo hook"]), f"{_time(row['gloo leaves'])}: {_verdict(ratio, 1.1)}"
+
+
+def _verdict(ratio: float, bound: float) -> str:
+    return f"{ratio:.2f}, {'met' if ratio <= bound else 'missed'}"
+
+
+def _leaf_machine(record: Mapping[str, Any]) -> str:
+    return str(record["machine"]["cpu"]).removesuffix(" Processor").replace("(R)", "")
+
+
+def leaf_balance() -> str:
+    """Steps of LeafSync where leaves and ranks are unlike, in three ways."""
+    rows = []
+    for found in json.loads((RESULTS / "zen5" / "leaf_balance.json").read_text())["trainings"]:
+        cells = []
+        for way in ("static", "cost", "measured"):
+            each = found[way]
+            cells += [
+                f"{_time(each['busiest'])}: {each['busiest'] / each['ideal']:.2f}",
+                f"{each['rows']:.1f}",
+            ]
+        what = f"{found['ranks']} ranks{', one slow' if found['slow'] else ''}"
+        rows.append((what, *cells, _time(found["cost"]["ideal"])))
+    head = ("", "Equal runs", "Rows", "By cost", "Rows", "By cost and speed", "Rows", "Ideal")
+    return _table(head, rows)
 
 
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
@@ -227,7 +263,10 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "two hosts": two_hosts,
         "accumulator": accumulator,
     },
-    "docs/any_number_of_ranks.md": {"leaf steps": leaf_step},
+    "docs/any_number_of_ranks.md": {
+        "leaf steps": leaf_step,
+        "leaf balance": leaf_balance,
+    },
 }
 
 
@@ -303,8 +342,10 @@ def _times(ratio: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Three digits, in microseconds or milliseconds."""
+    """Three digits, in microseconds, milliseconds or seconds."""
     unit, scaled = ("ms", seconds * 1e3) if seconds >= 1e-3 else ("µs", seconds * 1e6)
+    if seconds >= 0.9995:
+        unit, scaled = "s", seconds
     return f"{scaled:#.3g}".rstrip(".") + f" {unit}"
 
 
