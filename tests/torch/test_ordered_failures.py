@@ -138,7 +138,7 @@ class Differs(torch.nn.Module):
 def backward_differs(comm, cause):
     """What loss.backward() raises where rank 1's call differs, or does not come."""
     standing_group(comm)
-    limit = datetime.timedelta(seconds=30 if cause == "mismatch" else 2)
+    limit = datetime.timedelta(seconds=30 if cause == "mismatch" else 4)
     group = dist.new_group(backend="gloo", timeout=limit)
     with laid_out(group):
         ordered.prepare(group)

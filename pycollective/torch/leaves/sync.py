@@ -72,8 +72,9 @@ class LeafSync:
         seed: of what `leaf` seeds, and of `LeafSampler`.
         grad_dtype: of the averages, such as ``torch.float32`` for weights in bfloat16; None for
             each parameter's own dtype.
-        bucket_cap_mb: MiB of averages in a bucket, at most, unless one parameter has more; small,
-            so that gradients are still in a cache when they are added.
+        bucket_cap_mb: MiB of averages in a bucket, at most, unless one parameter has more. None for
+            6 over ``pycollective``, so that gradients are still in a cache when they are added, and
+            for DDP's 25 over another backend, whose calls cost more.
         group: a process group of ``pycollective``, Gloo or another backend that carries CPU
             tensors, or a `Communicator`; None for DDP's, the default group, or, where there is
             none, the ranks that `pycollective.init` finds.
@@ -102,7 +103,7 @@ class LeafSync:
         *,
         seed: int = 0,
         grad_dtype: torch.dtype | None = None,
-        bucket_cap_mb: float = 6.0,
+        bucket_cap_mb: float | None = None,
         group: dist.ProcessGroup | Communicator | None = None,
     ) -> None:
         if group is None and (ddps := ddps_of(model)):
@@ -114,6 +115,8 @@ class LeafSync:
             self._undo = undo  # what close() does
             self._transport = transport_of(group)
             undo.callback(self._transport.close)
+            if bucket_cap_mb is None:
+                bucket_cap_mb = self._transport.bucket_cap_mb
             self._model = self._agree(model, grad_dtype, bucket_cap_mb)
             self._model.broadcast(self._transport.broadcast)
             self._begin(grad_dtype, bucket_cap_mb)

@@ -44,10 +44,12 @@ class Transport(Protocol):
     Attributes:
         rank: this one.
         size: of them all.
+        bucket_cap_mb: MiB of a bucket, unless the LeafSync is told otherwise.
     """
 
     rank: int
     size: int
+    bucket_cap_mb: float
 
     def all_gather(self, row: Bytes) -> Bytes:
         """Wait for every rank's row of as many bytes: (n,) in, (size, n) out."""
@@ -91,6 +93,8 @@ class Transport(Protocol):
 
 class OverCommunicator:
     """By a communicator of the LeafSync's own."""
+
+    bucket_cap_mb = 6.0
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -152,6 +156,8 @@ class OverGroup:
         group: of torch's.
         number: of this LeafSync among those of the group, the same on all ranks.
     """
+
+    bucket_cap_mb = 25.0  # where a core computes and sends, each call costs milliseconds
 
     def __init__(self, group: dist.ProcessGroup, number: int) -> None:
         self.rank, self.size = group.rank(), group.size()
