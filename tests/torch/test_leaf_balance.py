@@ -161,7 +161,7 @@ REFUSED = {
     "nan": "costs nan: give a finite number above 0",
     "text": "leaf 0 costs '1', which is no number",
     "huge": "which is no number",
-    "none": "steps: rank(s) 1 have other cost than rank 0",
+    "none": "steps: rank(s) 1 have other cost than rank 0: none, not one",
     "alone": "measure_ranks=True needs a cost",
 }
 

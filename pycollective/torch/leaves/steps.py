@@ -75,7 +75,7 @@ class Steps:
             "until": self._until,
             "samples of a LeafSampler": self._sampler.samples,
             "micro_batch": self._sampler.micro_batch,
-            "cost": self.balance is not None,
+            "cost": "none" if self.balance is None else "one",
             "measure_ranks": self._measures_ranks,
             AHEAD: draws_ahead(self._loader),
         }
