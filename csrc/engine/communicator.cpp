@@ -532,6 +532,9 @@ bool Communicator::help(Pending& awaited, WaitingTime& time, const InterruptHook
     queues_.erase_if_empty(queue);
     return false;
   }
+  const auto has_awaited = [&](const auto& each) { return each.get() == &awaited; };
+  // Another thread may be ending it just now: what comes behind may need what its waiter does next.
+  if (std::none_of(queue.items.begin(), queue.items.end(), has_awaited)) return false;
   const std::shared_ptr<Pending> item = queue.items.front();
   queue.driven = true;
   queue.driven_item = item.get();

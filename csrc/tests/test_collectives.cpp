@@ -353,6 +353,33 @@ void what_comes_behind_a_synchronous_call_goes_on() {
   CHECK(x[9] == 2.0F && y[9] == 3.0F && !group[0]->needs_driving());
 }
 
+// What comes behind it may need what the waiter does next. Here another thread is ending the first
+// call while somebody begins to wait for it.
+void a_wait_ends_with_what_it_waits_for() {
+  const ThreadGroup group(2);
+  std::vector<float> x(10, 1.0F), y(10, 1.0F), z(10, 1.0F);
+  std::atomic<bool> ending{false};
+  std::atomic<bool> free{false};
+  Request request = testing::all_reduce(x);
+  request.keep = std::shared_ptr<void>(&x, [&](void*) {
+    ending = true;
+    testing::await([&] { return free.load(); });
+  });
+  const auto first = group[0]->submit(request, nullptr);
+  request.keep.reset();
+  const auto behind = group[0]->submit(testing::all_reduce(y), nullptr);
+  group[1]->run(testing::all_reduce(z), {});
+  testing::await([&] { return ending.load(); });
+  const auto begin = Clock::now();
+  std::thread waiter([&] { CHECK(first->wait(5, {})); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  free = true;
+  waiter.join();
+  CHECK(Clock::now() - begin < std::chrono::seconds(4) && !behind->done());
+  group[1]->run(testing::all_reduce(z), {});
+  CHECK(behind->wait(30, {}));
+}
+
 // A caller may hold a lock until then that its peer needs.
 void a_call_says_that_it_is_about_to_wait() {
   const ThreadGroup group(2);
@@ -435,6 +462,7 @@ int main() {
   blocks_that_were_dealt(1);
   blocks_that_were_dealt(3);
   what_comes_behind_a_synchronous_call_goes_on();
+  a_wait_ends_with_what_it_waits_for();
   a_call_says_that_it_is_about_to_wait();
   a_call_wakes_the_progress_thread();
   for (const int ranks : {1, 2, 3, 4, 7}) every_operation(ranks, 0);

@@ -202,7 +202,7 @@ def told_apart(comm, case):
     if case == "buffer":
         model.register_buffer("kept", torch.zeros(1, dtype=torch.int64 if mine else torch.uint8))
     if case == "count":  # its other ranks' all-reduces stay without their partner
-        group = dist.new_group()
+        group = dist.new_group(backend=dist.get_backend(group))
     torch.set_num_threads(2 if case == "threads" and mine else 1)
     try:
         leaves = {"leaves": 5, "leaves that are none": 4.5}.get(case, 4) if mine else 4
