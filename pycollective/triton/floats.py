@@ -71,6 +71,19 @@ def divided(x, divisor):
 
 
 @triton.jit
+def divided_in_fp64(x, divisor):
+    """fp32 numbers by an fp64 number, in fp64, and the quotients rounded to fp32. Where fp32 holds
+    the divisor a division in fp32 has these bits (docs/contract.md), so only others take the time.
+    """
+    narrow = divisor.to(tl.float32)
+    if narrow.to(tl.float64) == divisor:
+        x = divided(x, narrow)
+    else:  # also by a NaN
+        x = (x.to(tl.float64) / tl.full(x.shape, divisor, tl.float64)).to(tl.float32)
+    return x
+
+
+@triton.jit
 def rounded(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
     """The words of a format that are nearest to fp32 numbers, ties to even; those of fp32 and fp64
     are the numbers'. A NaN becomes any one."""

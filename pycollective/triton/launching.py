@@ -59,17 +59,17 @@ class Launcher:
         Args:
             programs: how many.
             args: the kernel's arguments that are no constexprs: tensors, integers and floats; an
-                argument is always a tensor, or always a number. The first is a tensor, on the
-                device that works; others may be in the host's pinned memory, which has the same
-                addresses there. As for torch's operations, memory must not be given to another
-                stream until the device is done.
+                argument is always a tensor or None, or always a number. None is compiled in, as
+                Triton does it. The first is a tensor, on the device that works; others may be in
+                the host's pinned memory, which has the same addresses there. As for torch's
+                operations, memory must not be given to another stream until the device is done.
 
         Raises:
             TypeError: an integer's value might be compiled in.
         """
         device = args[0].get_device()
         kind: list[object] = [device]  # and what is not an integer of 32 bits
-        values: list[int | float] = []
+        values: list[int | float | None] = []
         for each in args:
             if type(each) is int:
                 if not -_INT32 <= each < _INT32:
@@ -78,6 +78,9 @@ class Launcher:
             elif type(each) is float:
                 kind.append((len(values), float))
                 values.append(each)
+            elif each is None:
+                kind.append(None)
+                values.append(None)
             else:
                 address = each.data_ptr()
                 kind.append(each.dtype)

@@ -32,7 +32,15 @@ import triton
 import triton.language as tl
 
 from pycollective.order import COMBINE
-from pycollective.triton.floats import divided, is_nan, narrowed, rounded, widened, with_one_nan
+from pycollective.triton.floats import (
+    divided,
+    divided_in_fp64,
+    is_nan,
+    narrowed,
+    rounded,
+    widened,
+    with_one_nan,
+)
 from pycollective.triton.formats import FORMATS, name_of, word_of
 from pycollective.triton.header_check import FITS, WORDS, Check
 from pycollective.triton.launching import Launcher
@@ -87,8 +95,15 @@ def _combined(a, b, OP: tl.constexpr):
 
 
 @triton.jit
-def _divided(total, LEAVES: tl.constexpr, TYPE: tl.constexpr):
-    if TYPE == "integer":  # cut towards zero, in a type that has all leaves' numbers
+def _divided(total, LEAVES: tl.constexpr, TYPE: tl.constexpr, divisor):
+    """By `LEAVES`, or floats by `divisor`, unless it is None."""
+    if divisor is not None:
+        tl.static_assert(TYPE != "integer")
+        if TYPE == "float64":
+            return total / tl.full(total.shape, divisor, tl.float64)
+        else:
+            return divided_in_fp64(total, divisor)
+    elif TYPE == "integer":  # cut towards zero, in a type that has all leaves' numbers
         if total.dtype.primitive_bitwidth < 32:
             return (total.to(tl.int32) // LEAVES).to(total.dtype)
         else:
@@ -115,6 +130,7 @@ def _program(
     LEAVES: tl.constexpr,
     FINISH: tl.constexpr,
     FORMAT: tl.constexpr,
+    divisor,
     differs,
 ):
     """The `SIZE` elements from these pointers on, or those that are left. Floats become NaN if
@@ -131,7 +147,7 @@ def _program(
             rows += stride
     x = waiting[0]
     if OP == "avg" and FINISH:
-        x = _divided(x, LEAVES, TYPE)
+        x = _divided(x, LEAVES, TYPE, divisor)
     if TYPE != "integer":
         WORD: tl.constexpr = out.dtype.element_ty
         if OP == "min" or OP == "max":
@@ -154,6 +170,7 @@ def _reduce(
     out,
     m,
     step,
+    divisor,
     VECTOR: tl.constexpr,
     COMBINES: tl.constexpr,
     OP: tl.constexpr,
@@ -164,6 +181,8 @@ def _reduce(
     differs,
 ):
     """What a program reduces; see `reduce_rows`, and `_program` for `differs`."""
+    if divisor is not None:
+        divisor = tl.load(divisor)
     SIZE: tl.constexpr = THREADS * VECTOR
     stride = step.to(tl.int64) * VECTOR
     program = tl.program_id(0).to(tl.int64)
@@ -172,13 +191,13 @@ def _reduce(
     if program < full:
         _program(
             *(terms + first, out + first, stride, SIZE, SIZE, False),
-            *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, differs),
+            *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, divisor, differs),
         )
     else:
         first = full * SIZE + (program - full) * THREADS
         _program(
             *(terms + first, out + first, stride, m - first, THREADS, True),
-            *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, differs),
+            *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, divisor, differs),
         )
 
 
@@ -213,12 +232,13 @@ def _tell(headers, stride, ranks, own, rank, differs, found, HEADERS: tl.constex
             tl.atomic_add(found, 1, sem="acq_rel", scope="sys")
 
 
-@triton.jit(do_not_specialize=["m", "step"])
+@triton.jit(do_not_specialize=["m", "step"], do_not_specialize_on_alignment=["divisor"])
 def reduce_rows(
     terms,
     out,
     m,
     step,
+    divisor,
     VECTOR: tl.constexpr,
     COMBINES: tl.constexpr,
     OP: tl.constexpr,
@@ -231,14 +251,15 @@ def reduce_rows(
 
     `VECTOR` words a thread; 1 where words of a row are not together on `VECTOR` bytes. `COMBINES`
     is the recipe: of each entry, whether it is `COMBINE`. `TYPE` is the terms' dtype, or "integer".
-    `FORMAT` is that of `out`. There are `programs` programs.
+    `FORMAT` is that of `out`. Averages of floats are divided by the fp64 number at `divisor`, or by
+    `LEAVES` where it is None, which Triton takes for a constexpr. There are `programs` programs.
     """
-    _reduce(terms, out, m, step, VECTOR, COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, None)
+    _reduce(terms, out, m, step, divisor, VECTOR, COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, None)
 
 
 @triton.jit(
     do_not_specialize=["m", "step", "stride", "ranks", "rank", "ended"],
-    do_not_specialize_on_alignment=["headers", "own", "found", "number"],
+    do_not_specialize_on_alignment=["headers", "own", "found", "number", "divisor"],
 )
 def reduce_and_check(
     terms,
@@ -253,6 +274,7 @@ def reduce_and_check(
     found,
     number,
     ended,
+    divisor,
     HEADERS: tl.constexpr,
     VECTOR: tl.constexpr,
     COMBINES: tl.constexpr,
@@ -268,7 +290,10 @@ def reduce_and_check(
     There is one program at least, also of no elements.
     """
     differs = _differs(headers, stride.to(tl.int64), ranks, own, HEADERS)
-    _reduce(terms, out, m, step, VECTOR, COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, differs)
+    _reduce(
+        *(terms, out, m, step, divisor, VECTOR),
+        *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT, differs),
+    )
     if tl.program_id(0) == 0:
         _tell(headers, stride.to(tl.int64), ranks, own, rank, differs, found, HEADERS)
         tl.atomic_add(number, ended.to(tl.int64), sem="relaxed")
@@ -307,7 +332,7 @@ def reduce(
     out: torch.Tensor,
     op: str,
     recipe: Sequence[int],
-    leaves: int,
+    leaves: int | torch.Tensor,
     dtype: torch.dtype,
     finish: bool,
     check: Check | None = None,
@@ -320,7 +345,8 @@ def reduce(
         out: ``(m,)``, contiguous; a result, of `dtype` or the accumulator's, or a node.
         op: ``sum``, ``avg``, ``prod``, ``min``, ``max``, ``band``, ``bor`` or ``bxor``.
         recipe: how the root is made of the rows, as `pycollective.order.recipe` gives it.
-        leaves: of the whole order; ``avg`` divides by it.
+        leaves: of the whole order; ``avg`` divides by it. Of floats it may be a tensor there, of
+            float64, ``(1,)``: any positive number, or NaN, and then all results are NaN.
         dtype: the leaves'.
         finish: whether `out` is the result: divided, rounded once, with the contract's NaN. Else
             it is a node, of the accumulator's dtype.
@@ -333,17 +359,19 @@ def reduce(
     starts = terms.data_ptr() | stride * terms.element_size() | out.data_ptr()
     aligned = starts % _VECTOR == 0
     ranks = check.rows.shape[0] if check is not None else 0
-    kind = op, tuple(recipe), leaves, terms.dtype, out.dtype, finish, aligned
+    divisor = leaves if isinstance(leaves, torch.Tensor) else None
+    fixed = leaves if divisor is None else 1
+    kind = op, tuple(recipe), fixed, terms.dtype, out.dtype, finish, aligned
     launch, vector = _launcher(ranks, *kind)
     arguments = terms, out, m, stride // vector
     if check is None:
-        launch(programs(m, vector), *arguments)
+        launch(programs(m, vector), *arguments, divisor)
     else:
         launch(
             max(programs(m, vector), 1),
             *arguments,
             *(check.rows, check.rows.stride(0), ranks, check.own, check.rank),
-            *(check.found, check.number, int(check.last)),
+            *(check.found, check.number, int(check.last), divisor),
         )
 
 

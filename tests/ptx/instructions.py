@@ -412,6 +412,9 @@ def _conversion(parts):
     if parts in (["f32", "f16"], ["f64", "f32"]):
         to, of = TYPES[parts[0]], TYPES[parts[1]]
         return Meaning(to, [of], lambda x: _canonical(x.astype(to.numpy)))
+    if parts == ["rn", "f32", "f64"]:
+        to, of = TYPES["f32"], TYPES["f64"]
+        return Meaning(to, [of], lambda x: _canonical(x.astype(to.numpy)))
     if parts[0] == "rn" and parts[2:] == ["f32"] and parts[1] in _ROUNDED:
         return Meaning(TYPES["b16"], [TYPES["b32"]], _ROUNDED[parts[1]])
     if parts[0] == "rn" and parts[2:] == ["f32"] and parts[1].removesuffix("x2") in _ROUNDED:

@@ -121,12 +121,14 @@ def kernel(
     finish: bool = True,
     aligned: bool = True,
     target: GPUTarget = HOPPER,
+    divisor: bool = False,
 ) -> Any:
     """The compiled kernel: its ``asm`` has "ptx" and "cubin".
 
     Its parameters in PTX: pointers to the terms and to the result, i32 `m`, i32 `step` (the rows'
-    stride over ``VECTOR`` of `constants`), and two pointers that Triton adds, to no memory. A
-    launch has ``programs(m, VECTOR)`` blocks of ``THREADS`` threads.
+    stride over ``VECTOR`` of `constants`), a pointer to the divisor if memory holds it, and two
+    pointers that Triton adds, to no memory. A launch has ``programs(m, VECTOR)`` blocks of
+    ``THREADS`` threads.
 
     Args:
         dtype: of the leaves.
@@ -135,14 +137,20 @@ def kernel(
         terms: the rows' type (default: `dtype`).
         out: the result's type (default: `dtype`).
         aligned: whether all rows begin at multiples of 16 bytes.
+        divisor: whether memory holds it.
     """
     recipe = recipe or order.recipe((0, n), [(i, i + 1) for i in range(n)])
     terms, out = terms or dtype, out or dtype
     constants = COMPILED.constants(op, recipe, leaves or n, terms, out, finish, aligned)
     pointers = [_NAMES[words(torch.empty(1, dtype=each)).dtype] for each in (terms, out)]
+    types = {"terms": f"*{pointers[0]}", "out": f"*{pointers[1]}", "m": "i32", "step": "i32"}
+    if divisor:
+        types["divisor"] = "*fp64"
+    else:
+        constants["divisor"] = None
     return compiled(
         COMPILED.reduce_rows,
-        {"terms": f"*{pointers[0]}", "out": f"*{pointers[1]}", "m": "i32", "step": "i32"},
+        types,
         constants,
         COMPILED.OPTIONS,
         ("terms", "out") if aligned else (),

@@ -18,7 +18,7 @@ from tests.triton.compiled import compiled, module
 TYPES = {
     **{torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"},
     **{torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32"},
-    torch.int64: "i64",
+    **{torch.int64: "i64", torch.float64: "fp64"},
 }
 _COMPILED = {}
 _POINTED_TO = []  # tensors
@@ -55,6 +55,7 @@ class Launches:
         constant = {each.name for each in function.params if each.is_constexpr}
         # As Triton does: a 1 is a constant.
         constant |= {n for n in names if n not in fixed and type(given[n]) is int and given[n] == 1}
+        constant |= {name for name in names if given[name] is None}  # likewise
         constants = {name: given[name] for name in names if name in constant}
         rest = {name: given[name] for name in names if name not in constant}
         types = {name: _type(value) for name, value in rest.items()}

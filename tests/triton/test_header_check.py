@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pycollective import order, reference
+from pycollective.errors import ConfigurationError
 from pycollective.torch.ordered import plain, reduction
 from pycollective.triton.formats import FORMATS, words
 from pycollective.triton.header_check import FITS, NUMBER, WORDS, Check
@@ -50,14 +51,15 @@ class Received:
         self.found = torch.zeros(1 + n * WORDS, dtype=torch.int64)
         self.number = torch.tensor([6])
 
-    def reduce(self, way, op="sum", last=True, out="", finish=True):
+    def reduce(self, way, op="sum", last=True, out="", finish=True, divisor=None):
         """The result; nothing is written beside it."""
         n, m = self.terms.shape
         room = torch.full((m + 2,), 1).to(getattr(torch, out) if out else self.dtype)
         check = Check(self.rows, self.own, self.rank, self.found, self.number, last)
         recipe = order.recipe((0, n), [(i, i + 1) for i in range(n)])
         result = room[:m]
-        way.reduce(self.terms, result, op, recipe, n, self.dtype, finish, check)
+        by = n if divisor is None else torch.tensor([divisor], dtype=torch.float64)
+        way.reduce(self.terms, result, op, recipe, by, self.dtype, finish, check)
         assert (room[m:].to(torch.float32) == 1).all()
         return result
 
@@ -207,6 +209,19 @@ def test_headers_of_other_ranks_than_the_terms(way):
     assert same_bits(bits(came.reduce(way)), came.want())
     came.headers[4, 2] = 1
     assert all_nan(came.reduce(way))
+
+
+@pytest.mark.parametrize("divisor", [24, 2**24 + 1, float("nan")])
+def test_a_divisor_on_the_device(way, divisor):
+    came = Received("float32", m=PROGRAM + 3)
+    if way is reduction and np.isnan(divisor):  # which says on devices that there is none
+        with pytest.raises(ConfigurationError, match="not above 0"):
+            came.reduce(way, "avg", divisor=divisor)
+        return
+    out = bits(came.reduce(way, "avg", divisor=divisor))
+    assert same_bits(out, reference.reduce(came.leaves, "avg", divisor))
+    came.headers[2, 4] = 3
+    assert all_nan(came.reduce(way, "avg", divisor=divisor))
 
 
 @pytest.mark.parametrize("finish", [True, False])

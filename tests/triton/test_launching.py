@@ -105,14 +105,35 @@ def test_kept_launches_are_tritons(driver, monkeypatch):
     assert driver.device == -1
 
 
-def test_reduction_is_kept(driver, monkeypatch):
+def test_none_is_kept(driver, monkeypatch):
+    """In place of a tensor, which has another kernel."""
+
+    @triton.jit(do_not_specialize=["n"])
+    def moved(x, by, n, out, WIDTH: tl.constexpr, SHAPE: tl.constexpr, TYPE: tl.constexpr):
+        at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+        word = tl.load(x + at, mask=at < n).to(TYPE)
+        if by is not None:
+            word += tl.load(by)
+        tl.store(out + at, word, mask=at < n)
+
+    launch = Launcher(moved, {**CONSTANTS, **OPTIONS})
+    args = [(Device(0), by, 64, Device(0, 8192)) for by in (None, Device(0, 4100), None)]
+    for each in args:
+        check(driver, moved, launch, each)
+    monkeypatch.setattr(type(moved), "run", None)
+    for each in args:
+        launch(7, *each)
+
+
+@pytest.mark.parametrize("divisor", [2, torch.ones(1, dtype=torch.float64)])
+def test_reduction_is_kept(driver, monkeypatch, divisor):
     """Of floats, whose words the kernel takes; a result that is not aligned has another kernel."""
     reduce = module("reduce", interpreted=False)
     recipe = order.recipe((0, 2), [(0, 1), (1, 2)])
     terms, out = torch.zeros(2, 64), torch.zeros(65)
 
     def launched(at: int) -> list[Any]:
-        reduce.reduce(terms, out[at : at + 64], "avg", recipe, 2, torch.float32, True)
+        reduce.reduce(terms, out[at : at + 64], "avg", recipe, divisor, torch.float32, True)
         return given(driver)
 
     first = [launched(0), launched(1)]
@@ -120,7 +141,8 @@ def test_reduction_is_kept(driver, monkeypatch):
     monkeypatch.setattr(type(reduce.reduce_rows), "run", None)
     assert [launched(0), launched(1)] == first
     begin = first[1].index(terms.data_ptr())
-    assert first[1][begin : begin + 4] == [terms.data_ptr(), out.data_ptr() + 4, 64, 64]
+    by = divisor.data_ptr() if isinstance(divisor, torch.Tensor) else None
+    assert first[1][begin : begin + 5] == [terms.data_ptr(), out.data_ptr() + 4, 64, 64, by]
 
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])

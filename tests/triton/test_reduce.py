@@ -9,7 +9,8 @@ import torch
 import triton.language as tl
 
 from pycollective import order, reference
-from pycollective.torch.ordered import plain
+from pycollective.errors import ConfigurationError
+from pycollective.torch.ordered import plain, reduction
 from tests.exact import FORMATS as EXACT
 from tests.inputs import (
     DTYPES,
@@ -31,6 +32,8 @@ KERNEL = module("reduce", interpreted=True)
 WAYS = [pytest.param(KERNEL, id="triton"), pytest.param(plain, id="torch")]
 LEAVES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]
 MANY = [33, 64]  # each takes Triton's interpreter a second
+# On the device. By what fp32 has in the place of the last two, other quotients are rounded.
+DIVISORS = [1, 3, 24, 2**30 + 7, 2**53, float("nan"), 3 * 2**24 + 1, 2**24 + 1]
 NARROW = [name for name in FLOATS if dtype_of(name).itemsize < 4]
 
 
@@ -83,7 +86,8 @@ def reduced(way, rows, op, out="", *, dtype="", recipe=(), leaves=0, finish=True
     before = array(room).copy()
     result = room[shift : shift + m]
     recipe = recipe or whole_order(n)
-    way.reduce(rows, result, op, recipe, leaves or n, torch_type(kind), finish)
+    leaves = n if isinstance(leaves, int) and not leaves else leaves
+    way.reduce(rows, result, op, recipe, leaves, torch_type(kind), finish)
     after = array(room)
     assert same_bits(after[:shift], before[:shift])
     assert same_bits(after[shift + m :], before[shift + m :])
@@ -207,6 +211,63 @@ def test_an_average_by_more_leaves_than_a_byte_counts(way, dtype):
     rows = rows_of([total])
     out = reduced(way, rows, "avg", dtype, dtype=dtype, recipe=[order.TAKE], leaves=1000)
     assert same_bits(out, reference.reduce([want]))
+
+
+def near_ties(dtype, divisor, count):
+    """Sums whose quotients are next to what is halfway between two numbers of the type."""
+    random = np.random.default_rng(count)
+    mantissa = EXACT[dtype].precision - 1
+    quotients = 1 + (random.integers(0, 1 << mantissa, count) + 0.5) / (1 << mantissa)
+    return (quotients * np.nan_to_num(divisor, nan=1)).astype(accumulator(dtype, "avg"))
+
+
+def on_device(divisor):
+    return torch.tensor([divisor], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("divisor", DIVISORS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("are_nodes", [False, True])
+def test_an_average_by_a_number_on_the_device(way, dtype, divisor, are_nodes):
+    """The bits of a division in fp64; those of one in fp32 by what fp32 has in the divisor's place
+    are others. Of a NaN all is NaN."""
+    if are_nodes:  # of the orders over two leaves, and over one
+        inputs = awkward(accumulator(dtype, "avg"), 2, more_than_a_program("float32"))
+        ties = near_ties(dtype, divisor, 300)
+        inputs = [np.append(each, row) for each, row in zip(inputs, (ties, 0 * ties), strict=True)]
+        recipe = order.recipe((0, 3), [(0, 2), (2, 3)])
+    else:
+        inputs = awkward(dtype, 3, more_than_a_program(dtype))
+        recipe = whole_order(3)
+    given = {"dtype": dtype, "recipe": recipe, "leaves": on_device(divisor)}
+    out = reduced(way, rows_of(inputs), "avg", dtype, **given)
+    assert same_bits(out, reference.reduce(inputs, "avg", divisor, dtype_of(dtype)))
+    # Of a narrow type only quotients next to ties are others, and all of these only by the last.
+    others = DIVISORS[-2:] if dtype not in NARROW else DIVISORS[-1:] if are_nodes else []
+    if divisor in others:
+        rounded = float(np.float32(divisor))
+        assert not same_bits(out, reference.reduce(inputs, "avg", rounded, dtype_of(dtype)))
+    if np.isnan(divisor):
+        assert np.isnan(out).all()
+
+
+def test_a_node_is_not_divided_by_a_number_on_the_device(way):
+    inputs = order_sensitive("float32", 3, 200)
+    out = reduced(way, rows_of(inputs), "avg", finish=False, leaves=on_device(np.nan))
+    assert same_bits(out, reference.reduce(inputs, "sum"))
+
+
+def test_the_host_does_not_ask_what_divides():
+    """It would wait for the device. What a tensor without memory has nobody can ask."""
+    terms, out, divisor = (torch.empty(*each, device="meta") for each in ((3, 8), (8,), (1,)))
+    recipe = whole_order(3)
+    reduction.reduce(terms, out, "avg", recipe, divisor.double(), torch.float32, finish=True)
+
+
+def test_a_tensor_does_not_divide_integers():
+    terms, out = torch.ones(3, 8, dtype=torch.int32), torch.empty(8, dtype=torch.int32)
+    with pytest.raises(ConfigurationError, match=r"of floats, not of torch\.int32"):
+        reduction.reduce(terms, out, "avg", whole_order(3), on_device(3), torch.int32, finish=True)
 
 
 @pytest.mark.parametrize("dtype", NARROW)

@@ -46,7 +46,7 @@ class Reduction:
         self.vector = 1 if not aligned else min(16 // self.terms.itemsize, 256 // power_of_2(n))
         self.size = self.vector * compiled.COMPILED.THREADS.value
 
-    def run(self, rows, *, far=0, skipped=0):
+    def run(self, rows, *, far=0, skipped=0, divisor=None):
         """What a launch does to these rows, which lie as close as they may.
 
         Their bases, and the result's, are one and three elements behind what is aligned, unless
@@ -71,7 +71,12 @@ class Reduction:
         pointers = at[0] - before * size, out - before * self.out.itemsize
         blocks = range(skipped, compiled.COMPILED.programs(before + m, self.vector))
         arguments = [*pointers, before + m, stride // self.vector, 0, 0]
+        if divisor is not None:
+            number = memory.read_only("divisor", np.array([divisor], np.float64))
+            arguments.insert(4, number)
         Launch(self.kernel, blocks, memory, arguments, self.compiled.metadata.shared).run()
+        if divisor is not None:  # which all threads read
+            memory.reads[memory.place(number, 8)] = 0
         # Each byte of the rows and of the result, and no other, moves once.
         places = [memory.place(each, m * size) for each in at]
         assert all((memory.reads[place] == 1).all() for place in places)
@@ -173,6 +178,16 @@ def test_a_result_may_have_the_accumulators_type(dtype, op):
     got, memory = made.run(rows)
     assert same_bits(got, reference.reduce([row.astype(np.float32) for row in rows], op))
     assert set(memory.stores) == {16, 4}
+
+
+@pytest.mark.parametrize(("dtype", "target"), [("float32", "90"), ("bfloat16", "100")])
+@pytest.mark.parametrize("divisor", [24, 2**24 + 1, float("nan")])
+def test_a_divisor_in_memory(dtype, target, divisor):
+    made = Reduction(dtype, "avg", 3, target, divisor=True)
+    rows = inputs(dtype, "avg", 3, made.size + TAIL)
+    got, memory = made.run(rows, divisor=divisor)
+    assert same_bits(got, reference.reduce(rows, "avg", divisor))
+    assert set(memory.stores) == {16, made.out.itemsize}
 
 
 @pytest.mark.parametrize(("dtype", "op"), [("float64", "sum"), ("bfloat16", "avg")])

@@ -27,7 +27,7 @@ def reduce(
     out: torch.Tensor,
     op: str,
     recipe: Sequence[int],
-    leaves: int,
+    leaves: int | torch.Tensor,
     dtype: torch.dtype,
     finish: bool,
     check: Check | None = None,
@@ -129,7 +129,9 @@ def _taken(row: torch.Tensor, op: str) -> torch.Tensor:
     return _flipped(word).masked_fill(_is_nan(word, FORMATS[row.dtype]), nan)
 
 
-def _divided(total: torch.Tensor, leaves: int) -> torch.Tensor:
+def _divided(total: torch.Tensor, leaves: int | torch.Tensor) -> torch.Tensor:
+    if isinstance(leaves, torch.Tensor):  # whether fp32 holds it the host would have to ask
+        return (total.to(torch.float64) / leaves).to(total.dtype)
     if total.dtype.is_floating_point:
         # By a Python number torch does not divide on a GPU: it multiplies by the reciprocal.
         return total / torch.full((), leaves, dtype=total.dtype, device=total.device)

@@ -15,8 +15,9 @@ import torch
 
 from pycollective import _core, order
 from pycollective.dtypes import TRAITS
+from pycollective.errors import ConfigurationError
 from pycollective.torch.ordered import plain
-from pycollective.triton.formats import name_of
+from pycollective.triton.formats import FORMATS, name_of
 from pycollective.triton.header_check import Check
 
 __all__ = ["Check", "lay_out", "narrowed", "node_dtype", "reduce"]
@@ -77,7 +78,7 @@ def reduce(
     out: torch.Tensor,
     op: str,
     recipe: Sequence[int],
-    divisor: float,
+    divisor: float | torch.Tensor,
     dtype: torch.dtype,
     finish: bool,
     check: Check | None = None,
@@ -91,28 +92,36 @@ def reduce(
             overlaps none on a device.
         op: as the contract names it.
         recipe: which are combined, as `pycollective.order.recipe` has it.
-        divisor: `avg` divides by it; on a device the leaves of the whole order.
+        divisor: `avg` divides by it. On a device the leaves of the whole order, or, of floats, a
+            tensor there, of float64, ``(1,)``: any positive number, or NaN, which makes all NaN.
         finish: whether `out` is the result.
         check: headers to compare by the way, see `Check`; also of an empty `out`.
+
+    Raises:
+        ConfigurationError: a tensor shall divide integers.
     """
+    if isinstance(divisor, torch.Tensor) and dtype not in FORMATS:
+        raise ConfigurationError(f"a tensor divides averages of floats, not of {dtype}")
     device_type = out.device.type
     kernels = _triton("reduce", device_type)
     if kernels is None and device_type == "cpu":
-        _reduce_here(list(terms), out, op, recipe, divisor, dtype, finish)
+        _reduce_here(list(terms), out, op, recipe, float(divisor), dtype, finish)
         if check is not None:
             plain.compare(out, check)
     elif len(terms) == 1 and not finish and check is None:
         out.copy_(terms[0])
     else:
         rows = _rows(terms)
+        # The host does not ask what a tensor has: it would wait for the device.
+        leaves = divisor if isinstance(divisor, torch.Tensor) else int(divisor)
         if len(terms) <= _MOST_ROWS and kernels is not None:
             many = check is not None and len(check.rows) > _MOST_ROWS
-            given = rows, out, op, recipe, int(divisor), dtype, finish
+            given = rows, out, op, recipe, leaves, dtype, finish
             kernels.reduce(*given, None if many else check)
             if check is not None and many:
                 plain.compare(out, check)
         else:
-            plain.reduce(rows, out, op, recipe, int(divisor), dtype, finish, check)
+            plain.reduce(rows, out, op, recipe, leaves, dtype, finish, check)
 
 
 def _reduce_here(
