@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pycollective.typing import Array
 
 Shape = int | Sequence[int]
-_Row: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
+_Row: TypeAlias = Any  # flat, of float32: an array, or a tensor on a device
 
 _LINE = 64  # bytes
 _ROOM = 32  # kNodeRoom: kernels read rows in multiples of so many elements
@@ -95,18 +95,15 @@ class Accumulator:
         if leaf in self._added:
             raise ConfigurationError(f"leaf {leaf} was added before; add each leaf once")
         arrays = self._arrays(gradient)
-        node, completed = (leaf, leaf + 1), []
-        while node != (0, self.leaves) and (other := sibling(node, self.leaves)) in self._held:
-            completed.append(other)
-            node = parent(node, self.leaves)
-        if donate and not completed and _core.leaf_is_node(arrays, self.shapes):
+        node, completed = _completed(leaf, self._held, self.leaves)
+        if donate and not completed and self._keeps(arrays):
             self._held[node] = [*arrays]
         else:
             terms = [self._held[each] for each in completed]
             rows = [each for each in terms if not isinstance(each, list)]
             # The oldest row takes the sum. The newest comes free, and is the next to be written.
             out = rows.pop() if rows else self._free[-1] if self._free else self._new_row()
-            _core.accumulate(arrays, self.shapes, terms, out)
+            self._sum(arrays, terms, out)
             if self._free and out is self._free[-1]:
                 self._free.pop()
             self._free += reversed(rows)
@@ -126,6 +123,16 @@ class Accumulator:
         donated = sum(isinstance(each, list) for each in self._held.values())
         rows = len(self._held) - donated + len(self._free)
         return 4 * (rows * _padded(self.size) + donated * self.size)
+
+    def nbytes_for(self, leaves: Iterable[int]) -> int:
+        """Return how many bytes rows will have at most if these leaves are added in this order."""
+        held: set[Node] = set()
+        most = 0
+        for leaf in leaves:
+            node, completed = _completed(leaf, held, self.leaves)
+            held = (held - {*completed}) | {node}
+            most = max(most, len(held))
+        return 4 * most * _padded(self.size)
 
     def reset(self) -> None:
         """Make it empty, for the next step; its rows are kept for that.
@@ -157,7 +164,7 @@ class Accumulator:
         for node, held in self._held.items():
             if isinstance(held, list):
                 row = self._free.pop() if self._free else self._new_row()
-                _core.accumulate(held, self.shapes, (), row)
+                self._sum(held, (), row)
                 self._held[node] = row
         return [row for _, row in sorted(self._held.items()) if not isinstance(row, list)]
 
@@ -197,10 +204,33 @@ class Accumulator:
                 "the accumulator's leaves were given to a reduction; reset() begins the next step"
             )
 
+    # --- What depends on where the rows are: here in the host's memory.
+
+    def _keeps(self, arrays: Sequence[Any]) -> bool:
+        """Whether a leaf that was donated can be kept as it is."""
+        return _core.leaf_is_node(arrays, self.shapes)
+
+    def _sum(self, arrays: Sequence[Any], terms: Sequence[Any], out: _Row) -> None:
+        """Add up a leaf and nodes, in this order. `out` may be one of the terms.
+
+        Raises:
+            ConfigurationError: the arrays are no leaf. Nothing was written.
+        """
+        _core.accumulate(arrays, self.shapes, terms, out)
+
     def _new_row(self) -> _Row:
         memory = np.empty(_padded(self.size) * 4 + _LINE, np.uint8)
         begin = -memory.ctypes.data % _LINE
         return memory[begin : begin + 4 * self.size].view(np.float32)
+
+
+def _completed(leaf: int, held: Container[Node], leaves: int) -> tuple[Node, list[Node]]:
+    """The node that a leaf makes with those that are held, and those of them that go into it."""
+    node, completed = (leaf, leaf + 1), []
+    while node != (0, leaves) and (other := sibling(node, leaves)) in held:
+        completed.append(other)
+        node = parent(node, leaves)
+    return node, completed
 
 
 def _padded(size: int) -> int:

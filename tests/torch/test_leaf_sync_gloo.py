@@ -133,10 +133,10 @@ def test_a_store_that_does_not_answer_is_not_waited_for():
         let_go.wait(30)
         return True
 
-    transport = SimpleNamespace(_store=SimpleNamespace(check=check, get=lambda key: b""))
+    aborts = SimpleNamespace(_store=SimpleNamespace(check=check, get=lambda key: b""))
     with mock.patch.object(leaf_transport, "_ASKING", datetime.timedelta(seconds=0.2)):
         start = time.monotonic()
-        assert leaf_transport.OverGroup._reason(transport) == ""
+        assert leaf_transport.Aborts._reason(aborts) == ""
     assert asked.is_set()
     assert time.monotonic() - start < 20
     let_go.set()

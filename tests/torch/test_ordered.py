@@ -647,7 +647,7 @@ def test_as_on_a_device(pool, hosts):
     check(pool, cases, hosts, on_a_device, PIECE)
 
 
-def by_torch(terms, out, op, recipe, leaves, dtype, finish, check=None):
+def by_torch(terms, out, op, recipe, leaves, dtype, finish, check=None, compiles=True):
     """As `reduction.reduce` does on devices without Triton."""
     if len(terms) == 1 and not finish:
         out.copy_(terms[0])

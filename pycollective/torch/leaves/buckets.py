@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from pycollective.leaves.accumulator import Accumulator
-
-_NUMPY = (torch.float32, torch.float16)
+from pycollective.torch.leaves.device_accumulator import begins_of
+from pycollective.torch.leaves.place import OnCpu
 
 Named = tuple[str, torch.nn.Parameter]
 
@@ -23,6 +22,7 @@ class Bucket:
         named: the parameters, whose averages have one dtype.
         dtype: of the averages.
         leaves: of a step, on all ranks.
+        place: where the parameters are.
 
     Attributes:
         parameters: as given.
@@ -35,7 +35,10 @@ class Bucket:
         added: whether the leaf that is under way has been added.
     """
 
-    def __init__(self, named: Sequence[Named], dtype: torch.dtype, leaves: int) -> None:
+    def __init__(
+        self, named: Sequence[Named], dtype: torch.dtype, leaves: int, place: OnCpu
+    ) -> None:
+        self._place = place
         self.parameters = [parameter for _, parameter in named]
         self._strides = [strides_of(each) for each in self.parameters]
         # Elements are added as they lie: the shape is that of the memory.
@@ -43,11 +46,14 @@ class Bucket:
             tuple(each.shape) if _like(each).is_contiguous() else (each.numel(),)
             for each in self.parameters
         ]
-        self.accumulator = Accumulator(shapes, leaves=leaves)
+        self.accumulator = place.accumulator(shapes, leaves)
         counts = [each.numel() for each in self.parameters]
-        self.averages = torch.zeros(sum(counts), dtype=dtype)
-        parts = zip(self.averages.split(counts), self.parameters, self._strides, strict=True)
-        self._views = [part.as_strided(each.shape, strides) for part, each, strides in parts]
+        *begins, end = begins_of(counts, place.aligned)
+        self.averages = torch.zeros(end, dtype=dtype, device=place.device)
+        parts = zip(begins, self.parameters, self._strides, strict=True)
+        self._views = [
+            self.averages.as_strided(each.shape, strides, begin) for begin, each, strides in parts
+        ]
         own = {each.dtype for each in self.parameters}
         wanted = own if dtype == torch.float32 else own & {dtype}
         self.own_dtype = next(iter(own)) if len(own) == 1 and wanted - {torch.float32} else None
@@ -61,17 +67,16 @@ class Bucket:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def take(self, place: int, gradient: torch.Tensor) -> None:
-        """Have the gradient of the parameter at `place`."""
+    def take(self, number: int, gradient: torch.Tensor) -> None:
+        """Have the gradient of this parameter."""
         gradient = gradient.detach()
-        strides = self._strides[place]
+        strides = self._strides[number]
         if gradient.stride() != strides:
             like = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype)
             gradient = like.copy_(gradient)
         if not gradient.is_contiguous():
             gradient = gradient.as_strided((gradient.numel(),), (1,))
-        # NumPy's are handed over faster than by DLPack.
-        self.gradients[place] = gradient.numpy() if gradient.dtype in _NUMPY else gradient
+        self.gradients[number] = self._place.take(gradient)
         self.missing -= 1
 
     def add(self, leaf: int) -> None:
@@ -87,7 +92,7 @@ class Bucket:
 
 
 def buckets_of(
-    named: Sequence[Named], leaves: int, dtype: torch.dtype | None, cap: float
+    named: Sequence[Named], leaves: int, dtype: torch.dtype | None, cap: float, place: OnCpu
 ) -> list[Bucket]:
     """Cut the parameters into buckets, the last first, as backward is likely to come to them.
 
@@ -96,6 +101,7 @@ def buckets_of(
         leaves: of a step.
         dtype: of the averages; None for each parameter's own.
         cap: bytes of averages above which a bucket is full; one parameter may exceed it.
+        place: where the parameters are.
     """
     open_ones: dict[torch.dtype, list[Named]] = {}
     full: list[Bucket] = []
@@ -104,10 +110,10 @@ def buckets_of(
         group = open_ones.setdefault(wanted, [])
         elements = sum(each.numel() for _, each in [*group, (name, parameter)])
         if group and elements * wanted.itemsize > cap:
-            full.append(Bucket(group, wanted, leaves))
+            full.append(Bucket(group, wanted, leaves, place))
             open_ones[wanted] = group = []
         group.append((name, parameter))
-    return [*full, *(Bucket(group, wanted, leaves) for wanted, group in open_ones.items())]
+    return [*full, *(Bucket(each, wanted, leaves, place) for wanted, each in open_ones.items())]
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:

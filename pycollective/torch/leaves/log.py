@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pycollective.agree import Bytes, all_gather_texts, let_all_hear
 from pycollective.errors import CollectiveMismatch, ConfigurationError
 from pycollective.order import join
 
-_MOST_BYTES = 1 << 30  # that a rank's leaves log in a step
+MOST_TEXT_BYTES = 1 << 30  # that a rank's leaves log in a step
 
 
 class Log:
@@ -39,26 +38,31 @@ class Log:
                     f"leaf {leaf} logs {name}, which is no number: {error}"
                 ) from None
 
-    def means(
-        self, all_gather: Callable[[Bytes], Bytes], leaves: int, divisor: int
-    ) -> dict[str, float]:
-        """Return each name's mean over all ranks' leaves. Collective.
+    @property
+    def text(self) -> str:
+        """What this rank's leaves have logged, as all ranks are told; "" for nothing."""
+        return json.dumps([*self._said.items()]) if self._said else ""
 
-        Values are added in fp64 in the contract's order over the leaves, and divided once. A step
-        in which nobody logs takes one message of a few bytes.
+    def means(self, texts: Sequence[bytes], leaves: int, divisor: int) -> dict[str, float]:
+        """Return each name's mean over all ranks' leaves.
+
+        Values are added in fp64 in the contract's order over the leaves, and divided once.
+
+        Args:
+            texts: of all ranks.
+            leaves: of the step.
+            divisor: of its averages.
 
         Raises:
-            CollectiveMismatch: on all ranks, leaves log other names.
+            CollectiveMismatch: leaves log other names.
         """
-        mine = json.dumps([*self._said.items()]) if self._said else ""
         said: dict[int, dict[str, float]] = {}
-        for text in all_gather_texts(all_gather, mine, _MOST_BYTES):
+        for text in texts:
             said |= dict(json.loads(text or b"[]"))
         each = [said.get(leaf, {}) for leaf in range(leaves)]
         names = sorted(each[0])
         for leaf, values in enumerate(each):
             if sorted(values) != names:
-                let_all_hear(all_gather)
                 raise CollectiveMismatch(
                     f"step {self._step}: leaf 0 logs {names}, and leaf {leaf} {sorted(values)}: "
                     "all leaves of a step log the same names"

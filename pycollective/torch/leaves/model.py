@@ -38,6 +38,7 @@ class Model:
     Args:
         model: a module, with DistributedDataParallel or torch.compile around it or inside, or not.
         grad_dtype: of the averages; None for each parameter's own dtype.
+        device: on which its parameters must be; buffers may be on the CPU, too.
 
     Attributes:
         model: as given.
@@ -49,7 +50,9 @@ class Model:
         ConfigurationError: it cannot; names the parameter, buffer or option.
     """
 
-    def __init__(self, model: torch.nn.Module, grad_dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, grad_dtype: torch.dtype | None, device: torch.device
+    ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ConfigurationError(f"LeafSync: model is a {type(model).__name__}, and no module")
         self.model = model
@@ -65,19 +68,27 @@ class Model:
         for ddp in self.ddps:
             _refuse_options(ddp)
         for name, parameter in self.trained:
-            _refuse_parameter(name, parameter, grad_dtype)
+            _refuse_parameter(name, parameter, grad_dtype, device)
         if other := _foreign_hook(self.trained):
             raise ConfigurationError(f"LeafSync: {other}")
         # What DistributedDataParallel has, it has sent already.
         sent = {id(each) for ddp in self.ddps for _, each in _tensors(ddp.module)}
         self._begins = [each for each in _tensors(self.module) if id(each[1]) not in sent]
         for name, each in self._begins:
-            _refuse_kind(name, each, "which LeafSync cannot send to the other ranks")
+            _refuse_kind(name, each, "which LeafSync cannot send to the other ranks", device)
         self._names = {id(each): name for name, each in self.trained}
         self._kinds = [_kind(each) for _, each in self.trained]
         self._renormed = {
             id(each.weight) for _, each in self._with_max_norm() if id(each.weight) in self._names
         }
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `torch.compile` was used on it or on a part of it."""
+        return any(
+            hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) is not None
+            for each in (self.model, *self.model.modules())
+        )
 
     def described(self) -> list[str]:
         """What the ranks must have alike, in words."""
@@ -287,14 +298,22 @@ def _refuse_options(ddp: DistributedDataParallel) -> None:
 
 
 def _refuse_parameter(
-    name: str, parameter: torch.nn.Parameter, grad_dtype: torch.dtype | None
+    name: str,
+    parameter: torch.nn.Parameter,
+    grad_dtype: torch.dtype | None,
+    device: torch.device,
 ) -> None:
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     if any(isinstance(hook, Listener) for hook in hooks.values()):
         raise ConfigurationError(
             f"LeafSync: {name} is another LeafSync's already; close() that one first"
         )
-    _refuse_kind(name, parameter, "whose gradients LeafSync does not add")
+    _refuse_kind(name, parameter, "whose gradients LeafSync does not add", device)
+    if parameter.device != device:
+        raise ConfigurationError(
+            f"LeafSync: {name} is on {parameter.device}, and another parameter on {device}: a "
+            "model is on one device"
+        )
     wanted = grad_dtype or parameter.dtype
     if wanted not in _DTYPES or parameter.dtype not in _DTYPES:
         raise ConfigurationError(
@@ -308,8 +327,8 @@ def _refuse_parameter(
         )
 
 
-def _refuse_kind(name: str, tensor: torch.Tensor, why: str) -> None:
-    """Refuse tensors that are no plain memory of the CPU."""
+def _refuse_kind(name: str, tensor: torch.Tensor, why: str, device: torch.device) -> None:
+    """Refuse tensors that are no plain memory of the CPU or the model's device."""
     if is_lazy(tensor):
         raise ConfigurationError(
             f"LeafSync: {name} has no shape yet, as its module is lazy: run a forward first"
@@ -319,9 +338,9 @@ def _refuse_kind(name: str, tensor: torch.Tensor, why: str) -> None:
             f"LeafSync: {name} is a {type(tensor).__name__}, {why}; it takes plain tensors "
             "(fully_shard and tensor parallel make others)"
         )
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" and tensor.device != device:
         raise ConfigurationError(
-            f"LeafSync: {name} is on {tensor.device}; it works on the CPU alone so far"
+            f"LeafSync: {name} is on {tensor.device}; a model is on CPUs or on one CUDA device"
         )
     if tensor.layout != torch.strided:
         raise ConfigurationError(f"LeafSync: {name} is {tensor.layout}, {why}: make it dense")

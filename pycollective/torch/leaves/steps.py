@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 from weakref import ReferenceType, ref
 
-from pycollective.agree import Bytes
-from pycollective.errors import ConfigurationError
+from pycollective.agree import let_all_hear
+from pycollective.errors import CollectiveMismatch, ConfigurationError
 from pycollective.torch.leaves.balance import Balance, Cost
 from pycollective.torch.leaves.log import Log
 from pycollective.torch.leaves.sampler import LeafSampler, Leaves, refuse_iterable
+from pycollective.torch.leaves.transport import Transport
+from pycollective.torch.leaves.words import StepWords
 
 
 class Sync(Leaves, Protocol):
@@ -85,21 +87,18 @@ class Steps:
         if self.balance is not None and self._measures_ranks:
             self.balance.measure(ahead)
 
-    def complete(
-        self, all_gather: Callable[[Bytes], Bytes], divisor: int, seconds_before: Sequence[float]
-    ) -> None:
+    def complete(self, transport: Transport, words: StepWords) -> None:
         """End the step whose averages are there. Collective.
 
         Args:
-            all_gather: hands every rank's row of bytes to all ranks: (n,) in, (size, n) out.
-            divisor: of the averages.
-            seconds_before: what all ranks took for their leaves of the step before.
+            transport: of the ranks.
+            words: of the step, as all ranks were told them.
         """
         assert self.step is not None
-        self.step.exchange(all_gather, divisor)
+        self.step.exchange(transport, words)
         self.step = None
         if self.balance is not None:
-            self.balance.completed(self._sync.step, seconds_before)
+            self.balance.completed(self._sync.step, words.seconds_before)
 
     def leave(self) -> None:
         """Let go of the loader's iterator, and of the step that is under way; its leaf ends."""
@@ -167,6 +166,7 @@ class Step:
         self._turns: ReferenceType[Generator[Any, None, None]] | None = None
         self._log = Log(self.number)
         self._logged: dict[str, float] | None = None
+        self._means: Callable[[], dict[str, float]] | None = None  # once the step is complete
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the step.
@@ -230,24 +230,47 @@ class Step:
     def logged(self) -> dict[str, float]:
         """The means of what was logged, in fp64: the same bits on all ranks, however many.
 
+        On a GPU the host waits for the step, and for what all ranks have told of it.
+
         Raises:
             ConfigurationError: the step is not complete.
+            CollectiveMismatch: leaves have logged other names.
         """
         if self._logged is None:
-            raise ConfigurationError(
-                f"step {self.number} is not complete: read `logged` after the loop over its leaves"
-            )
+            if self._means is None:
+                raise ConfigurationError(
+                    f"step {self.number} is not complete: read `logged` after the loop over its "
+                    "leaves"
+                )
+            try:
+                self._logged = self._means()
+            except BaseException as error:
+                self._sync._break(f"what step {self.number} has logged:", error)
+                raise
         return self._logged
 
-    def exchange(self, all_gather: Callable[[Bytes], Bytes], divisor: int) -> None:
-        """Exchange what ranks tell each other of a step's leaves, before its averages are there.
+    def exchange(self, transport: Transport, words: StepWords) -> None:
+        """Exchange what ranks tell each other of a step's leaves, behind its averages.
 
         Args:
-            all_gather: hands every rank's row of bytes to all ranks: (n,) in, (size, n) out.
-            divisor: of the averages.
+            transport: of the ranks.
+            words: of the step.
         """
-        self._logged = self._log.means(all_gather, self._sync.leaves, divisor)
-        self._loop = None
+        log = self._log
+        texts = transport.tell(log.text)
+
+        def means() -> dict[str, float]:  # does not hold this step, and so the loader's workers
+            said = texts()
+            transport.settle()
+            return log.means(said, words.leaves, words.divisor)
+
+        self._means, self._loop = means, None
+        if transport.waits:
+            try:
+                self._logged = means()
+            except CollectiveMismatch:
+                let_all_hear(transport.all_gather)
+                raise
 
     def end(self) -> None:
         """End the leaf that is under way, if there is one."""

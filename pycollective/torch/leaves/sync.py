@@ -31,10 +31,11 @@ from pycollective.torch.leaves.balance import Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
+from pycollective.torch.leaves.place import place_of
 from pycollective.torch.leaves.steps import AHEAD, Steps
 from pycollective.torch.leaves.transport import transport_of
+from pycollective.torch.leaves.words import MOST_COUNT, StepWords
 from pycollective.torch.norm import clip_gradients
-from pycollective.torch.ordered.pieces import Words
 
 _MIB = 1 << 20
 
@@ -111,9 +112,10 @@ class LeafSync:
         self.leaves, self.seed = leaves, seed
         self.step = 0
         self.in_order = False
+        self._place = place_of(model)
         with ExitStack() as undo:
             self._undo = undo  # what close() does
-            self._transport = transport_of(group)
+            self._transport = transport_of(group, self._place)
             undo.callback(self._transport.close)
             if bucket_cap_mb is None:
                 bucket_cap_mb = self._transport.bucket_cap_mb
@@ -122,6 +124,7 @@ class LeafSync:
             self._begin(grad_dtype, bucket_cap_mb)
             if self._transport.rank == 0:
                 self._model.warn_of_state()
+                self._place.warn(self._place.conditions(self._model.is_compiled), stacklevel=2)
             self._undo = undo.pop_all()
 
     def _begin(self, grad_dtype: torch.dtype | None, bucket_cap_mb: float) -> None:
@@ -133,7 +136,8 @@ class LeafSync:
             self._undo.callback(setattr, ddp, "require_forward_param_sync", before)
         trained = self._model.trained
         self._names = {id(parameter): name for name, parameter in trained}
-        self._buckets = buckets_of(trained, self.leaves, grad_dtype, bucket_cap_mb * _MIB)
+        cap = bucket_cap_mb * _MIB
+        self._buckets = buckets_of(trained, self.leaves, grad_dtype, cap, self._place)
         self._is_open = False  # a leaf
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
         self._given: dict[int, int | None] = {}  # leaves of this step, each with its count
@@ -142,8 +146,6 @@ class LeafSync:
         self._averaging = 0  # so many of the first buckets
         self._seconds = 0.0  # that this rank's leaves of this step have taken so far
         self._seconds_before = 0.0  # of the last step
-        self._all_before = [0.0] * self._transport.size  # by rank
-        self._divisor = self.leaves  # of the averages of the last step
         self._complete = False  # the last step, and nobody asked yet
         # The loop that has begun; not held, so that it ends when it is left between steps.
         self._loop_ref: ReferenceType[Steps] | None = None
@@ -230,6 +232,11 @@ class LeafSync:
         def mine() -> dict[str, Any]:
             if self._given:
                 raise ConfigurationError(f"step {self.step} is under way, and no other begins")
+            if measure_ranks and not self._transport.waits:
+                raise ConfigurationError(
+                    "steps: measure_ranks=True needs parameters on the CPU: a GPU's leaves are not "
+                    "timed; leave it out"
+                )
             end = None if until is None else integer(until, "until")
             loops.append(Steps(self, ranks, loader, end, cost, measure_ranks))
             return loops[0].described()
@@ -302,11 +309,13 @@ class LeafSync:
                     f"a backward of leaf {leaf} raised, and something has caught that: the leaf's "
                     "gradients are not whole"
                 )
-            for bucket in self._buckets:
-                if not bucket.added:
-                    bucket.add(leaf)
-            if self._all_given:
-                self._end_step()
+            with self._place.adding():
+                for bucket in self._buckets:
+                    if not bucket.added:
+                        bucket.add(leaf)
+                if self._all_given:
+                    self._end_step()
+            self._place.hand_out()
         except GeneratorExit:  # of the loop: Python tells it no more
             self._leave(leaf)
             raise
@@ -411,7 +420,13 @@ class LeafSync:
         return comparison.compare(Path(path), about, gradients)
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint keeps beside the model's and the optimizer's; the same on all ranks."""
+        """What a checkpoint keeps beside the model's and the optimizer's; the same on all ranks.
+
+        Raises:
+            ConfigurationError, CollectiveMismatch: on a GPU, which the host waits for: ranks were
+                at other steps, or their counts make no divisor, so gradients were NaN.
+        """
+        self._settle_words()
         return {"leaves": self.leaves, "seed": self.seed, "step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -445,8 +460,14 @@ class LeafSync:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds for gradients: sums in fp32, and averages."""
-        return sum(each.accumulator.nbytes + each.averages.nbytes for each in self._buckets)
+        """Bytes that it takes for gradients at most, also before the first step.
+
+        These are the averages, and fp32 rows of as many elements: log2(m) + 1 rows for an aligned
+        run of m leaves, up to twice as many for other runs. They are counted for the leaves of the
+        step that is under way or comes next.
+        """
+        rows = sum(each.accumulator.nbytes_for(self.local_leaves) for each in self._buckets)
+        return rows + sum(each.averages.nbytes for each in self._buckets)
 
     def close(self) -> None:
         """Leave the model as it was, but for its ``.grad``.
@@ -460,6 +481,8 @@ class LeafSync:
             self._loop.leave()
         if self._given and not self._broken:
             self._transport.abort(f"step {self.step} was under way when its LeafSync was closed")
+        elif not self._broken:
+            self._undo.callback(self._transport.settle)
         self._broken = self._broken or "it was closed"
         self._undo.close()
         if self._left and sys.exc_info()[0] is None:
@@ -500,8 +523,8 @@ class LeafSync:
         if self._settled:
             raise ConfigurationError(f"leaf {leaf}: its count comes once, and before its backward")
         number = integer(count, f"leaf {leaf}: count")
-        if not 0 <= number <= _MOST_COUNT:
-            raise ConfigurationError(f"leaf {leaf} has count {count}, not 0 to {_MOST_COUNT}")
+        if not 0 <= number <= MOST_COUNT:
+            raise ConfigurationError(f"leaf {leaf} has count {count}, not 0 to {MOST_COUNT}")
         self._given[leaf] = number
         self._settle(leaf)
 
@@ -518,9 +541,11 @@ class LeafSync:
         """Have gradients handed to `receive` as backward makes them."""
         for bucket in self._buckets:
             bucket.begin()
+        self._place.begin()
         self._receive, self._is_open = receive, True
+        seed = seed_of(self.seed, self.step, leaf)
         try:
-            with seeded(seed_of(self.seed, self.step, leaf)), self._model.no_sync():
+            with seeded(seed), self._place.seeded(seed), self._model.no_sync():
                 yield
         finally:
             self._receive, self._is_open = None, False
@@ -538,11 +563,12 @@ class LeafSync:
             raise _twice(name, leaf)
         bucket.take(place, gradient)
         if not bucket.missing:
-            bucket.add(leaf)
-            if self._all_given:
-                begin = perf_counter()
-                self._average()  # may wait for other ranks' counts, which is not this leaf's time
-                self._seconds -= perf_counter() - begin
+            with self._place.adding():
+                bucket.add(leaf)
+                if self._all_given:
+                    begin = perf_counter()
+                    self._average()  # may wait for ranks' counts, which is not this leaf's time
+                    self._seconds -= perf_counter() - begin
 
     def _have_whole(self) -> None:
         self._is_whole = True
@@ -606,41 +632,19 @@ class LeafSync:
     def _announce(self) -> None:
         """Tell all ranks this one's step and counts, by the time that all compute their last."""
         counts = [each for each in self._given.values() if each is not None]
-        # Any total above the limit is refused; this fits 64 bits.
-        counted = len(counts), min(sum(counts), 2 * _MOST_COUNT)
-        words = self.step, *counted, self._deal.digest, round(self._seconds_before * 1e9)
+        self._words = StepWords(self.step, self._deal, counts, self._seconds_before)
         # Where this rank's leaves have no counts there are none.
-        needed = bool(counts) or not self._given
-        self._transport.announce(words, self._divisor_of, needed)
+        self._transport.announce(self._words, needed=bool(counts) or not self._given)
 
-    def _divisor_of(self, rows: Words) -> int | None:
-        """What all ranks' counts make; None for M."""
-        steps, counted, counts, deals, nanoseconds = rows.T
-        if (steps != steps[0]).any():
-            others = [int(rank) for rank in np.flatnonzero(steps != steps[0])]
-            raise CollectiveMismatch(
-                f"rank 0 is at step {steps[0]}, and {named(others)} at "
-                f"{[int(steps[rank]) for rank in others]}"
-            )
-        if (deals != deals[0]).any():
-            others = [int(rank) for rank in np.flatnonzero(deals != deals[0])]
-            raise CollectiveMismatch(
-                f"step {self.step}: {named(others)} deal its leaves otherwise than rank 0: the "
-                "cost of sync.steps must return the same numbers on all ranks"
-            )
-        self._all_before = [each / 1e9 for each in nanoseconds.tolist()]
-        if (given := int(counted.sum())) not in (0, self.leaves):
-            raise CollectiveMismatch(
-                f"step {self.step}: {given} of {self.leaves} leaves have a count; all have one, "
-                "or none"
-            )
-        divisor = sum(map(int, counts)) if given else None
-        self._divisor = divisor or self.leaves
-        if divisor is not None and not 0 < divisor <= _MOST_COUNT:
-            raise ConfigurationError(
-                f"step {self.step}: the counts make {divisor}, and must make 1 to {_MOST_COUNT}"
-            )
-        return divisor
+    def _settle_words(self) -> None:
+        """Read what ranks have told of all steps, for its errors."""
+        if self._broken:
+            return
+        try:
+            self._transport.settle()
+        except BaseException as error:
+            self._break("what ranks have told of a step:", error)
+            raise
 
     def _take_gradients(self) -> None:
         """Make every ``.grad`` None: an optimizer that steps too early does nothing."""
@@ -650,6 +654,7 @@ class LeafSync:
     def _take_part(self) -> None:
         """Complete a step in which this rank has no leaves."""
         try:
+            self._place.begin()
             self._announce()
             self._end_step()
         except BaseException as error:
@@ -669,7 +674,7 @@ class LeafSync:
         self._average()
         self._transport.finish()
         if self._loop is not None:
-            self._loop.complete(self._transport.all_gather, self._divisor, self._all_before)
+            self._loop.complete(self._transport, self._words)
         self._seconds_before, self._seconds = self._seconds, 0.0
         self._averaging = 0
         self._given.clear()
@@ -692,14 +697,14 @@ class LeafSync:
             self.leaves, self.seed = integer(self.leaves, "leaves"), integer(self.seed, "seed")
             if not bucket_cap_mb > 0:
                 raise ConfigurationError(f"LeafSync: bucket_cap_mb is {bucket_cap_mb}, not above 0")
-            found.append(Model(model, grad_dtype))
+            found.append(Model(model, grad_dtype, self._place.device))
             described.extend(found[0].described())
             return {
                 "leaves": self.leaves,
                 "seed": self.seed,
                 "grad_dtype": str(grad_dtype),
                 "bucket_cap_mb": bucket_cap_mb,
-                "threads (torch.set_num_threads, OMP_NUM_THREADS)": torch.get_num_threads(),
+                **self._place.conditions(found[0].is_compiled),
                 _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
             }
 
@@ -779,7 +784,6 @@ class _BeforeForward:
 
 _INSIDE = "in `for batch in step` of sync.steps, or `with sync.leaf(...)`, it is inside"
 _PARAMETERS = "parameters"
-_MOST_COUNT = 1 << 53  # of a leaf, and of all together: what fp64 holds
 
 
 def _twice(name: str, leaf: int) -> ConfigurationError:

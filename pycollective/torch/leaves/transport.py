@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -17,23 +18,36 @@ import torch
 import torch.distributed as dist
 
 from pycollective._core import Work
-from pycollective.agree import Bytes
+from pycollective.agree import Bytes, all_gather_texts
 from pycollective.bootstrap.init import init
 from pycollective.communicator import Communicator
 from pycollective.errors import (
     CollectiveAborted,
     CollectiveError,
     CollectiveMismatch,
+    CollectiveTimeout,
     ConfigurationError,
 )
 from pycollective.leaves.deal import Deal
 from pycollective.order import Node
 from pycollective.system_limits import start_thread
+from pycollective.torch.device_side import DeviceSide, nccl
 from pycollective.torch.leaves.buckets import Bucket
+from pycollective.torch.leaves.log import MOST_TEXT_BYTES
+from pycollective.torch.leaves.place import OnCpu, OnDevice
+from pycollective.torch.leaves.words import StepWords
 from pycollective.torch.ordered.calls import checked_group
 from pycollective.torch.ordered.group import OrderedGroup
-from pycollective.torch.ordered.pieces import Call, Nodes, Words
-from pycollective.torch.serving import own_backend, store_of
+from pycollective.torch.ordered.pieces import WORDS, Call, Nodes
+from pycollective.torch.ordered.work import DeviceWork
+from pycollective.torch.serving import (
+    backend_of,
+    device_side,
+    own_backend,
+    store_of,
+    timeout_of,
+)
+from pycollective.torch.streams import streams_of, wait_for
 
 
 class Transport(Protocol):
@@ -45,11 +59,13 @@ class Transport(Protocol):
         rank: this one.
         size: of them all.
         bucket_cap_mb: MiB of a bucket, unless the LeafSync is told otherwise.
+        waits: whether the host waits for a step, so that what others tell is known at once.
     """
 
     rank: int
     size: int
     bucket_cap_mb: float
+    waits: bool
 
     def all_gather(self, row: Bytes) -> Bytes:
         """Wait for every rank's row of as many bytes: (n,) in, (size, n) out."""
@@ -57,15 +73,11 @@ class Transport(Protocol):
     def broadcast(self, flat: torch.Tensor) -> None:
         """Make the bytes of a flat tensor those of rank 0."""
 
-    def announce(
-        self, words: Sequence[int], divisor_of: Callable[[Words], int | None], needed: bool
-    ) -> None:
-        """Tell all ranks some numbers of this one, once a step, before its averages.
+    def announce(self, words: StepWords, needed: bool) -> None:
+        """Tell all ranks some words of this one, once a step, before its averages.
 
         Args:
-            words: as many on all ranks.
-            divisor_of: what all ranks' words make, (size, words): the divisor of the averages, None
-                for the number of leaves; or it raises, the same on all ranks.
+            words: of this rank; all ranks' are read by the end of `finish`.
             needed: whether the divisor may be another than the number of leaves. If not, averages
                 begin before others' words have come.
         """
@@ -79,7 +91,20 @@ class Transport(Protocol):
         """
 
     def finish(self) -> None:
-        """Wait for the averages of this step; raise what any rank's words or calls have raised."""
+        """Wait for the averages of this step; raise what any rank's words or calls have raised.
+
+        On a device the current stream waits, and the host does not: it raises what is known.
+        """
+
+    def settle(self) -> None:
+        """Wait until all ranks' words of all steps are read, and raise what that raises."""
+
+    def tell(self, text: str) -> Callable[[], list[bytes]]:
+        """Tell all ranks a text of this one, once a step, behind its averages.
+
+        Returns:
+            What returns every rank's text; on a device it waits for them, and not before.
+        """
 
     def abort(self, reason: str) -> None:
         """Let no rank wait for this one: calls there end with `CollectiveAborted`."""
@@ -95,14 +120,15 @@ class OverCommunicator:
     """By a communicator of the LeafSync's own."""
 
     bucket_cap_mb = 6.0
+    waits = True
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self.rank, self.size = comm.rank, comm.size
         self._averages: list[Work[Any]] = []
-        self._words: Work[Any] | None = None
-        self._rows = np.zeros((0, 0), np.int64)
-        self._divisor_of: Callable[[Words], int | None] = lambda rows: None
+        self._words: StepWords | None = None
+        self._rows = np.zeros((self.size, WORDS), np.int64)  # of all ranks
+        self._coming: Work[Any] | None = None
         self._needed = False
         self.stats, self.close, self.abort = comm.stats, comm.close, comm.abort
 
@@ -114,12 +140,9 @@ class OverCommunicator:
     def broadcast(self, flat: torch.Tensor) -> None:
         self._comm.broadcast(flat)
 
-    def announce(
-        self, words: Sequence[int], divisor_of: Callable[[Words], int | None], needed: bool
-    ) -> None:
-        self._divisor_of, self._needed = divisor_of, needed
-        self._rows = np.zeros((self.size, len(words)), np.int64)
-        self._words = self._comm.all_gather(self._rows, np.array(words, np.int64), async_op=True)
+    def announce(self, words: StepWords, needed: bool) -> None:
+        self._words, self._needed = words, needed
+        self._coming = self._comm.all_gather(self._rows, words.block, async_op=True)
 
     def average(self, bucket: Bucket, deal: Deal) -> None:
         self._averages.append(
@@ -139,11 +162,19 @@ class OverCommunicator:
             work.wait()
         self._averages.clear()
 
+    def settle(self) -> None:
+        pass
+
+    def tell(self, text: str) -> Callable[[], list[bytes]]:
+        texts = all_gather_texts(self.all_gather, text, MOST_TEXT_BYTES)
+        return lambda: texts
+
     def _divisor(self) -> int | None:
-        if self._words is not None:
-            self._words.wait()
-            self._words = None
-        return self._divisor_of(self._rows)
+        if self._coming is not None:
+            self._coming.wait()
+            self._coming = None
+        assert self._words is not None
+        return self._words.read(self._rows)
 
 
 class OverGroup:
@@ -158,38 +189,36 @@ class OverGroup:
     """
 
     bucket_cap_mb = 25.0  # where a core computes and sends, each call costs milliseconds
+    waits = True
 
     def __init__(self, group: dist.ProcessGroup, number: int) -> None:
         self.rank, self.size = group.rank(), group.size()
-        name = f"pycollective.torch.leaves/{number}"
+        name = name_of(number)
         self._group = group  # ordered's own reference is weak
-        self._store = store_of(group, f"{name}/aborted", _ASKING)
+        self._aborts = Aborts(group, name)
         self._ordered = OrderedGroup(group, torch.device("cpu"), None, name=name)
         self._averages: list[Future[Any]] = []
-        self._words: Sequence[int] = ()
-        self._divisor_of: Callable[[Words], int | None] = lambda rows: None
+        self._words: StepWords | None = None
         self._refused: Exception | None = None
         with self._raising_reason():
             self._ordered.prepare()
 
     def all_gather(self, row: Bytes) -> Bytes:
-        rows = torch.empty(self.size, row.size, dtype=torch.uint8)
         with self._raising_reason():
-            self._ordered.exchange([torch.from_numpy(row.copy())] * self.size, rows)
-        return rows.numpy()
+            return self._ordered.all_gather(row)
 
     def broadcast(self, flat: torch.Tensor) -> None:
         with self._raising_reason():
             self._ordered.broadcast(flat.view(torch.uint8))
 
-    def announce(
-        self, words: Sequence[int], divisor_of: Callable[[Words], int | None], needed: bool
-    ) -> None:
-        self._words, self._divisor_of = words, divisor_of
+    def announce(self, words: StepWords, needed: bool) -> None:
+        self._words = words
 
     def average(self, bucket: Bucket, deal: Deal) -> None:
         rows = [torch.from_numpy(each) for each in bucket.accumulator._spend()]
-        nodes = Nodes(deal, rows, self._words, self._divisor)
+        assert self._words is not None
+        block = torch.from_numpy(self._words.block)
+        nodes = Nodes(deal, rows, block, partial(self._divisor, self._words))
         averages = bucket.averages
         like = torch.empty(averages.numel(), dtype=torch.float32, device="meta")
         narrow = bucket.own_dtype if all(map(_at_most_a_leaf, deal.held)) else None
@@ -202,9 +231,15 @@ class OverGroup:
             for each in averages:
                 each.result()
 
+    def settle(self) -> None:
+        pass
+
+    def tell(self, text: str) -> Callable[[], list[bytes]]:
+        texts = all_gather_texts(self.all_gather, text, MOST_TEXT_BYTES)
+        return lambda: texts
+
     def abort(self, reason: str) -> None:
-        with suppress(RuntimeError):  # its server is gone, and ranks see that connections end
-            self._store.set("reason", f"rank {self.rank}: {reason}")
+        self._aborts.say(reason)
         self._ordered.disconnect()
 
     def stats(self) -> dict[str, int]:
@@ -213,10 +248,10 @@ class OverGroup:
     def close(self) -> None:
         self._ordered.close()
 
-    def _divisor(self, rows: Words) -> int | None:
+    def _divisor(self, words: StepWords, rows: torch.Tensor) -> int:
         """On the worker, whose errors are the call's; all ranks raise the same."""
         try:
-            return self._divisor_of(rows)
+            return words.read(rows.numpy()) or words.divisor
         except ConfigurationError as error:
             self._refused = error  # the worker's error is to be the call's
             raise CollectiveMismatch(str(error)) from error
@@ -225,24 +260,193 @@ class OverGroup:
     def _raising_reason(self) -> Iterator[None]:
         """Raise what another rank has aborted for, in place of a failure that came of it."""
         try:
-            yield
-        except CollectiveError as error:
+            with self._aborts.raising():
+                yield
+        except CollectiveError:
             if self._refused is not None:
                 raise self._refused from None
-            if isinstance(error, CollectiveMismatch):
-                raise
+            raise
+
+
+class OverDevices:
+    """Over a process group whose backend carries a device's tensors, such as NCCL.
+
+    Over NCCL the communicator is the LeafSync's own, so that its calls mix with no others', and an
+    error ends its calls alone; over another backend calls are the group's. All is issued on a
+    stream of its own; the host waits for nothing within a step. So an error of another rank's words
+    is raised in a later step, and the averages are NaN until then; and what leaves log is told by
+    the group's store, and read when somebody asks for it.
+
+    Args:
+        group: of torch's; None for this process alone.
+        number: of this LeafSync among those of the group, the same on all ranks.
+        place: of the parameters.
+    """
+
+    bucket_cap_mb = 25.0
+    waits = False
+
+    def __init__(self, group: dist.ProcessGroup | None, number: int, place: OnDevice) -> None:
+        self._place, name = place, name_of(number)
+        self._group = group if group is not None else dist.ProcessGroup(dist.HashStore(), 0, 1)
+        self.rank, self.size = self._group.rank(), self._group.size()
+        self._store = dist.HashStore() if group is None else store_of(group, f"{name}/texts")
+        self._aborts = Aborts(group, name)
+        self._side = None if group is None else own_side(group, place.device, name)
+        if self._side is not None:
+            self._ordered = self._side.ordered(place.device)
+        else:
+            ranks = [0] if group is None else None
+            streams = streams_of(place.device, "LeafSync")
+            self._ordered = OrderedGroup(self._group, place.device, streams, ranks)
+        self._averages: list[DeviceWork] = []
+        self._words: StepWords | None = None
+        self._block = torch.empty(0)
+        self._divisor: torch.Tensor | None = None  # of this step
+        # What ranks have told, on its way to the host.
+        self._coming: deque[tuple[StepWords, torch.Tensor, Any]] = deque()
+        self._told = 0  # texts
+        with self._aborts.raising():
+            self._ordered.learn_hosts()
+
+    def all_gather(self, row: Bytes) -> Bytes:
+        with self._aborts.raising():
+            return self._ordered.all_gather(row)
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        sent = flat.view(torch.uint8).to(self._place.device)
+        with self._aborts.raising():
+            self._ordered.broadcast(sent)
+        if sent.device != flat.device:
+            flat.view(torch.uint8).copy_(sent)
+
+    def announce(self, words: StepWords, needed: bool) -> None:
+        self._read(wait=False)
+        self._words, self._divisor = words, None
+        # Of some bytes of pageable memory the driver makes a copy at once.
+        self._block = torch.from_numpy(words.block).to(self._place.device, non_blocking=True)
+
+    def average(self, bucket: Bucket, deal: Deal) -> None:
+        rows, averages = bucket.accumulator._spend(), bucket.averages
+        lasts = deal == Deal.contiguous(self.size, deal.leaves)
+        nodes = Nodes(deal, rows, self._block, self._divisor_of, lasts)
+        like = torch.empty(averages.numel(), dtype=torch.float32, device="meta")
+        narrow = bucket.own_dtype if all(map(_at_most_a_leaf, deal.held)) else None
+        call = Call("all_reduce", "avg", like, averages, narrow, "device", nodes=nodes)
+        with self._aborts.raising():
+            self._averages.append(self._ordered.issue([call], averages, [averages, *rows]))
+
+    def finish(self) -> None:
+        averages, self._averages = self._averages, []
+        with self._aborts.raising():
+            for each in averages:
+                each.wait()
+
+    def settle(self) -> None:
+        with self._aborts.raising():
+            self._read(wait=True)
+
+    def tell(self, text: str) -> Callable[[], list[bytes]]:
+        number = self._told = self._told + 1
+        self._store.set(f"{number}/{self.rank}", text)
+        if number > _TEXTS:
+            with suppress(RuntimeError):  # a store that cannot forget
+                self._store.delete_key(f"{number - _TEXTS}/{self.rank}")
+        return partial(self._texts, number)
+
+    def abort(self, reason: str) -> None:
+        self._aborts.say(reason)
+        if self.size > 1:
+            self._ordered.abandon(CollectiveAborted(reason, self.rank))
+
+    def stats(self) -> dict[str, int]:
+        return self._ordered.stats()
+
+    def close(self) -> None:
+        self._ordered.close()
+        if self._side is not None:
+            self._side.close()
+
+    def _divisor_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """On the stream of the calls, of a step's first call; later ones have the same."""
+        assert self._words is not None
+        if self._divisor is None:
+            self._divisor = self._words.divisor_on_device(rows)
+            there = rows.to("cpu", non_blocking=True, copy=True)
+            streams = self._ordered.streams
+            assert streams is not None
+            self._coming.append((self._words, there, streams.event()))
+        return self._divisor
+
+    def _read(self, wait: bool) -> None:
+        """Read the words that have come to the host, or all."""
+        while self._coming:
+            words, rows, event = self._coming[0]
+            if wait:
+                wait_for(event, timeout_of(self._group, self._place.device), "LeafSync: a step")
+            elif not event.query():
+                return
+            self._coming.popleft()
+            words.read(rows.numpy())
+
+    def _texts(self, number: int) -> list[bytes]:
+        if number <= self._told - _TEXTS:
+            raise ConfigurationError(
+                f"what was logged {self._told - number} steps ago is no more there: read `logged` "
+                f"within {_TEXTS} steps"
+            )
+        keys = [f"{number}/{rank}" for rank in range(self.size)]
+        try:
+            self._store.wait(keys)
+            return [self._store.get(key) for key in keys]
+        except RuntimeError as error:
+            late = CollectiveTimeout(f"what ranks have logged has not come: {error}", self.rank)
+            with self._aborts.raising():
+                raise late from error
+
+
+class Aborts:
+    """Why a rank has given up, as it tells the others by the group's store.
+
+    Args:
+        group: of torch's; None for this process alone, whom nobody hears.
+        name: of the part of the store.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, name: str) -> None:
+        self._rank = 0 if group is None else group.rank()
+        self._store = None if group is None else store_of(group, f"{name}/aborted", _ASKING)
+
+    def say(self, reason: str) -> None:
+        """Tell the others."""
+        # Its server may be gone. Ranks see that connections end, or that a call is late.
+        with suppress(RuntimeError):
+            if self._store is not None:
+                self._store.set("reason", f"rank {self._rank}: {reason}")
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raise what another rank has aborted for, in place of a failure that came of it."""
+        try:
+            yield
+        except CollectiveMismatch:
+            raise
+        except CollectiveError as error:
             if reason := self._reason():
-                raise CollectiveAborted(f"aborted by {reason}", self.rank) from error
+                raise CollectiveAborted(f"aborted by {reason}", self._rank) from error
             raise
 
     def _reason(self) -> str:
         """Why a rank has aborted; "" if none has said so, or the store's server does not answer."""
         found: list[str] = []
+        store = self._store
+        if store is None:
+            return ""
 
         def ask() -> None:
             with suppress(RuntimeError):
-                if self._store.check(["reason"]):
-                    found.append(self._store.get("reason").decode())
+                if store.check(["reason"]):
+                    found.append(store.get("reason").decode())
 
         # By a thread: a server that was stopped, or whose host is gone, is waited for without end.
         asking = threading.Thread(target=ask, name="pycollective-asking", daemon=True)
@@ -253,6 +457,7 @@ class OverGroup:
 
 
 _ASKING = timedelta(seconds=10)  # at most, of a store
+_TEXTS = 64  # of the last so many steps a store keeps
 _numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count[int]]
 _numbers = weakref.WeakKeyDictionary()
 
@@ -261,17 +466,65 @@ def _at_most_a_leaf(runs: Sequence[Node]) -> bool:
     return sum(hi - lo for lo, hi in runs) <= 1
 
 
-def transport_of(group: dist.ProcessGroup | Communicator | None) -> Transport:
-    """One of a LeafSync's own, over the ranks of `group`: its calls mix with no others."""
+def name_of(number: int) -> str:
+    """The part of a group's store of its LeafSync with this number."""
+    return f"pycollective.torch.leaves/{number}"
+
+
+def transport_of(group: dist.ProcessGroup | Communicator | None, place: OnCpu) -> Transport:
+    """One of a LeafSync's own, over the ranks of `group`: its calls mix with no others.
+
+    Raises:
+        ConfigurationError: the group does not carry tensors of that place.
+    """
     if group is None and not dist.is_initialized():
         group = init()
+    if isinstance(place, OnDevice):
+        return _over_devices(group, place)
     if not isinstance(group, Communicator):
         found = checked_group(group)
         if own_backend(found, torch.device("cpu")) is None:
-            return OverGroup(found, next(_numbers.setdefault(found, itertools.count())))
+            return OverGroup(found, _next_number(found))
         from pycollective.torch.backend import communicator_of  # compiled for the torch at hand
 
         group = communicator_of(found, "LeafSync")
     comm = group.split(0)
     assert comm is not None  # as it gave a color
     return OverCommunicator(comm)
+
+
+def _over_devices(group: dist.ProcessGroup | Communicator | None, place: OnDevice) -> Transport:
+    device = place.device
+    if isinstance(group, Communicator):
+        if group.size > 1:
+            raise ConfigurationError(
+                f"LeafSync: parameters on {device} need a process group of torch's, and "
+                f"{group.size} ranks have none: torch.distributed.init_process_group('nccl') "
+                "before, or group="
+            )
+        return OverDevices(None, 0, place)
+    found = checked_group(group)
+    if backend_of(found, device) is None and found.size() > 1:
+        raise ConfigurationError(
+            f"LeafSync: parameters are on {device}, and the process group "
+            f"({dist.get_backend(found)}) carries no tensors there: make one of nccl"
+        )
+    return OverDevices(found, _next_number(found), place)
+
+
+def _next_number(group: dist.ProcessGroup) -> int:
+    return next(_numbers.setdefault(group, itertools.count()))
+
+
+def own_side(group: dist.ProcessGroup, device: torch.device, name: str) -> DeviceSide | None:
+    """An NCCL communicator of a LeafSync's own over a group's ranks; None where something else than
+    NCCL carries the group's tensors, which cannot be made anew."""
+    own = device_side(group, device)
+    if own is None and not (
+        dist.is_nccl_available() and isinstance(backend_of(group, device), dist.ProcessGroupNCCL)
+    ):
+        return None
+    ranks = dist.get_process_group_ranks(group)
+    limit = timedelta(seconds=timeout_of(group, device))
+    where = store_of(group, f"{name}/nccl"), group.rank(), group.size(), limit
+    return DeviceSide(*where, ranks, nccl(None, ranks, name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from pycollective.torch.ordered import header
@@ -15,6 +16,7 @@ from pycollective.torch.ordered.pieces import (
     BLOCK,
     Buffers,
     Call,
+    Divisor,
     Pieces,
     combine,
     cut,
@@ -67,13 +69,16 @@ class CpuCalls:
         small = is_small(call, self._size)
         parts = self._eager(call, layout, small, piece)
         made = call.header(number, fits)
-        head = _head(made) if call.nodes is None else torch.cat([_head(made), call.nodes.block])
+        head = _head(made)
+        if call.nodes is not None:
+            head = torch.cat([head, call.nodes.block.view(torch.uint8)])
         eager = [[row[begin:end] for row in call.rows] for begin, end in parts]
         rows = self._exchange_headers(head, eager)
         agreed = header.compare([row[: header.BYTES].numpy() for row in rows], self._rank)
-        divisor = self._size
+        divisor: Divisor = self._size
         if call.nodes is not None:
-            divisor = call.nodes.divisor([row[header.BYTES : head.numel()] for row in rows])
+            said = [row[header.BYTES : head.numel()] for row in rows]
+            divisor = call.nodes.divisor(torch.stack(said))
         data = [row[head.numel() :] for row in rows]
         received = self._terms(call, data, parts[self._rank]) if parts else []
         if agreed and narrow is not None:
@@ -105,6 +110,12 @@ class CpuCalls:
         others = [(rank, flat) for rank in range(1, self._size)]
         mine = (others, []) if self._rank == 0 else ([], [(0, flat)])
         self._messages.start(ROWS, *mine).wait()
+
+    def all_gather(self, number: int, row: np.ndarray) -> np.ndarray:
+        """Have every rank's row of bytes, of any length; nothing is compared."""
+        out = torch.empty(self._size, row.size, dtype=torch.uint8)
+        self.exchange([torch.from_numpy(row.copy())] * self._size, out)
+        return out.numpy()
 
     def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Send each rank its row of bytes, and have theirs; nothing is compared."""

@@ -8,7 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+)
 
 from pycollective.errors import CollectiveError
 from pycollective.torch.ordered.messages import Message, failure
@@ -56,6 +60,13 @@ class DeviceMessages:
         """Send these bytes to all, and have theirs in `out`, of which they may be a part."""
         self._count(row.numel())
         self._make(lambda backend: backend._allgather_base(out, row, self._from_all))
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Make bytes those of rank 0."""
+        options = BroadcastOptions()
+        options.asyncOp = False
+        self._count(flat.numel() if self.rank == 0 else 0)
+        self._make(lambda backend: backend.broadcast([flat], options))
 
     def start(self, tag: int, sends: Sequence[Message], receives: Sequence[Message]) -> Exchange:
         """Start messages; empty ones do not travel.

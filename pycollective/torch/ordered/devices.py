@@ -23,6 +23,7 @@ from pycollective.torch.ordered.pieces import (
     cut,
     is_small,
     leaves_of,
+    most_rows,
 )
 from pycollective.torch.ordered.work import Issued, UnderWay
 from pycollective.torch.streams import Streams, wait_for
@@ -44,8 +45,8 @@ class DeviceCalls:
        headers where they lie. If they differ, its shard becomes NaN, and the host learns it later.
     4. An all-reduce's results go to all ranks at once.
 
-    Where data are few, all of them go to all ranks in one exchange. Between hosts of several ranks
-    headers go to all ranks first, and the rest is `Pieces`.
+    Where data are few, all of them go to all ranks in one exchange. Between hosts of several ranks,
+    and where ranks give nodes, headers go to all ranks first, and the rest is `Pieces`.
 
     Attributes:
         last: the call that was made last; None before the first.
@@ -139,31 +140,44 @@ class DeviceCalls:
 
         The host waits for that as long as the group does.
         """
-        self.last = Header(number, "prepare")
-        head = _Head(self.last.words)
-        rows = self._to_all(name.to(self._device), head, header.MESSAGE)
+        rows = self._gather(Header(number, "prepare"), name, header.MESSAGE)
+        return [row.tobytes() for row in rows]
+
+    def all_gather(self, number: int, row: np.ndarray) -> np.ndarray:
+        """Have every rank's row of bytes, as call `number`; as `tell_names`."""
+        said = Header(number, "all_gather", count=row.size)
+        rows = self._gather(said, torch.from_numpy(row), header.BYTES + aligned(row.size))
+        return rows[:, : row.size]
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        """Make the bytes of a flat tensor those of rank 0; nothing is compared."""
+        self._messages.broadcast(flat)
+
+    def _gather(self, called: Header, data: torch.Tensor, row_bytes: int) -> np.ndarray:
+        """Tell all ranks bytes of the host, and wait for theirs."""
+        self.last = called
+        rows = self._to_all(data.to(self._device), _Head(called.words), row_bytes)
         self._number += 1
         told = self._on_host(rows)
         header.compare([row[: header.BYTES] for row in told], self._rank)
-        return [row[header.BYTES :].tobytes() for row in told]
+        return told[:, header.BYTES :]
 
     def run(self, call: Call, layout: Layout, number: int, piece: int) -> Header:
         """Make a call of several ranks, on the current stream. Returns what it is."""
         made = self.last = call.header(number, fits=True)
         head = _Head(made.words)
-        small = is_small(call, self._size)
+        small = call.nodes is None and is_small(call, self._size)
         if call.narrow is not None and not small:
-            narrow = torch.empty_like(call.leaves, dtype=call.narrow)
-            reduction.narrowed(call.leaves, narrow, self._fits)
+            narrow = self._narrowed(call, call.narrow)
             told = head._replace(fits=self._fits)
             if call.narrow_check == "device":
-                call, head = replace(call, leaves=narrow), told
+                call, head = narrow, told
             elif self._all_fit(call, told):
-                call = replace(call, leaves=narrow)
+                call = narrow
         if small:
             self._run_small(call, head)
-        elif not layout.apart:
-            self._run_between_hosts(call, layout, head, piece)
+        elif call.nodes is not None or not layout.apart:
+            self._run_in_pieces(call, layout, head, piece)
         elif call.kind == "all_reduce":
             count, most = call.leaves.numel(), max(1, piece // call.leaves.itemsize)
             for begin in range(0, count, most):
@@ -238,14 +252,35 @@ class DeviceCalls:
         self._messages.all_to_all(received, sent)
         self._combine(call, received, header.BYTES, out, last)
 
-    def _run_between_hosts(self, call: Call, layout: Layout, head: _Head, piece: int) -> None:
-        """Headers to all ranks, and the pieces."""
-        headers = self._to_all(call.leaves[:0], head, header.BYTES)
+    def _run_in_pieces(self, call: Call, layout: Layout, head: _Head, piece: int) -> None:
+        """Headers to all ranks, with what ranks say of their nodes, and the pieces."""
+        nodes, said, divisor = call.nodes, call.leaves[:0], None
+        if nodes is not None:
+            said = nodes.block.view(torch.uint8)
+        headers = self._to_all(said, head, header.BYTES + said.nbytes)
         self._combine(call, headers, header.BYTES, call.results[:0], last=True)
-        self._messages.most = layout.most_messages(call.kind)
+        most = layout.most_messages(call.kind)
+        if nodes is not None:
+            divisor = nodes.divisor(headers[:, header.BYTES :])
+            most = max(most, most_rows(call), *map(len, layout.nodes_of(nodes.deal)))
+        self._messages.most = most
+        check = self._check(headers, False)
         for shards in cut(call, layout, piece):
-            results = self._pieces.reduce(call, layout, shards, check=self._check(headers, False))
+            results = self._pieces.reduce(call, layout, shards, check=check, divisor=divisor)
             self._pieces.send_results(call, layout, shards, results)
+
+    def _narrowed(self, call: Call, dtype: torch.dtype) -> Call:
+        """The call with rows of another type; `_fits` becomes whether they have the same values."""
+        assert len(call.rows) <= 1
+        if not call.rows:
+            self._fits.fill_(1)
+        rows = [torch.empty_like(row, dtype=dtype) for row in call.rows]
+        for wide, narrow in zip(call.rows, rows, strict=True):
+            reduction.narrowed(wide, narrow, self._fits)
+        if call.nodes is None:
+            return replace(call, leaves=rows[0])
+        nodes = replace(call.nodes, rows=rows)
+        return replace(call, leaves=call.leaves.to(dtype), nodes=nodes)
 
     def _all_fit(self, call: Call, head: _Head) -> bool:
         """Whether all ranks' leaves fit the narrow type; the host waits for that."""

@@ -139,7 +139,8 @@ class OrderedGroup:
                 headers, runs_ahead = [], False
                 for each in calls:
                     headers.append(self.run(each))
-                    runs_ahead |= each.narrow is not None and each.narrow_check == "device"
+                    may_misfit = each.narrow is not None and each.nodes is None
+                    runs_ahead |= may_misfit and each.narrow_check == "device"
                 event = streams.event()
         except BaseException:
             if begun:  # a capture that is refused must not wait for what runs outside of it
@@ -176,16 +177,32 @@ class OrderedGroup:
         Raises:
             CollectiveError, ConfigurationError: as for `run`.
         """
-        streams = self.streams
-        behind = streams.behind_caller() if streams is not None else contextlib.nullcontext()
-        with behind, self._alone("prepare"):
-            self._learn_layout()
-        if streams is not None:
+        self.learn_hosts()
+        if self.streams is not None:
             for dtype in _PREPARED_DTYPES:
                 count = _PREPARED_BYTES // dtype.itemsize
                 zeros = torch.zeros(count, dtype=dtype, device=self.device)
                 for op in _PREPARED_OPS:
                     self.issue([Call("all_reduce", op, zeros, zeros)], zeros, [zeros])
+
+    def learn_hosts(self) -> None:
+        """Learn which ranks share hosts, unless it is known. Collective over the group."""
+        with self._exchanging("prepare"):
+            self._learn_layout()
+
+    def all_gather(self, row: np.ndarray) -> np.ndarray:
+        """Have every rank's row of bytes, in the host's memory: (n,) in, (size, n) out.
+
+        Collective. On CPUs nothing is compared. For a device the host waits.
+
+        Raises:
+            CollectiveError, ConfigurationError: as for `run`.
+        """
+        if self.size == 1:
+            return row[None]
+        with self._exchanging("all_gather"):
+            self.calls += 1
+            return self._calls.all_gather(self.calls, row)
 
     def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Send each rank its row of bytes, and have theirs, on CPUs.
@@ -199,21 +216,35 @@ class OrderedGroup:
         Raises:
             CollectiveError, ConfigurationError: as for `run`.
         """
-        assert isinstance(self._messages, Messages)
         assert isinstance(self._calls, CpuCalls)
-        with self._alone("exchange"):
-            self._messages.connect()
+        with self._exchanging("exchange"):
             self.calls += 1
             self._calls.exchange(rows, out)
 
     def broadcast(self, flat: torch.Tensor) -> None:
-        """Make the bytes of a flat tensor those of rank 0, on CPUs; as `exchange`."""
-        assert isinstance(self._messages, Messages)
-        assert isinstance(self._calls, CpuCalls)
-        with self._alone("broadcast"):
-            self._messages.connect()
+        """Make the bytes of a flat tensor those of rank 0. Collective; nothing is compared.
+
+        Raises:
+            CollectiveError, ConfigurationError: as for `run`.
+        """
+        if self.size == 1:
+            return
+        with self._exchanging("broadcast"):
             self.calls += 1
             self._calls.broadcast(flat)
+        if self.streams is not None:
+            self.streams.join_caller()
+
+    @contextlib.contextmanager
+    def _exchanging(self, kind: str) -> Iterator[None]:
+        """Alone, with connections, and behind the caller's work on a device."""
+        streams = self.streams
+        behind = streams.behind_caller() if streams is not None else contextlib.nullcontext()
+        with behind, self._alone(kind):
+            if isinstance(self._messages, Messages):
+                self._messages.connect()
+            self._calls.raise_late()
+            yield
 
     def name_ranks(self, names: Sequence[int]) -> None:
         """Call the ranks so in errors; by default by their numbers in the group."""
@@ -227,14 +258,21 @@ class OrderedGroup:
     def close(self) -> None:
         """End the thread, and let go of connections of its own; no call follows."""
         self.worker.end()
-        assert isinstance(self._messages, Messages)
-        self._messages.close()
+        if isinstance(self._messages, Messages):
+            self._messages.close()
 
     def give_up(self, error: CollectiveError) -> None:
         """End what a device has under way, because of an error; from any thread."""
         self.failure = error
         self._under_way.fail(error)
         self._messages.abort(str(error))
+
+    def abandon(self, error: CollectiveError) -> None:
+        """Let no peer wait for further calls on a device: they are late, and hear of the error."""
+        assert self.streams is not None
+        if self.failure is None:
+            self._late.compare([Header(self.calls + 1, "all_reduce")], True, str(error))
+            self.give_up(error)
 
     def stats(self) -> dict[str, int]:
         """What `ordered.stats` says."""
@@ -309,13 +347,15 @@ class OrderedGroup:
         self.calls += 1
         if self.size == 1:
             nodes = call.nodes
-            divisor = 1 if nodes is None else nodes.divisor([nodes.block])
+            divisor = 1 if nodes is None else nodes.divisor(nodes.block.view(1, -1))
             order = [node for node, _ in call.given(1)]
             combine(call, call.rows, call.results, order, divisor, finish=True)
             return call.header(self.calls, fits=True)
         return self._calls.run(call, layout, self.calls, self.piece)
 
     def _learn_layout(self) -> Layout:
+        if self._layout is None and self.size == 1:
+            self._layout = layout_of(0, [0])
         if self._layout is None:
             self.calls += 1
             if isinstance(self._messages, Messages):

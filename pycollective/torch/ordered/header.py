@@ -17,7 +17,7 @@ MESSAGE = 2048  # bytes with which it travels, where all messages must be alike
 ROOM = MESSAGE - BYTES
 _MAGIC = 0x6F726465726564  # "ordered"
 _ON_DEVICE = 1 << 16  # of the word of the narrow type
-_KINDS = ("all_reduce", "reduce_scatter", "prepare", "all_reduce_nodes")
+_KINDS = ("all_reduce", "reduce_scatter", "prepare", "all_reduce_nodes", "all_gather")
 _DTYPES: list[str] = list(DTYPES)
 _OPS: list[str] = list(REDUCE_OPS)
 

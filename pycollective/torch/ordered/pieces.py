@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
 import torch
 
 from pycollective.leaves.deal import Deal
@@ -26,39 +25,36 @@ from pycollective.triton.formats import name_of
 _SMALL = 32 << 10
 _ALIGNED = 64  # bytes: rows that begin so are read 16 bytes at a time
 
-Words: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-BLOCK = 64  # bytes: what a rank says of its nodes, behind the header
+WORDS = 8  # that a rank says of its nodes, behind the header
+BLOCK = 8 * WORDS  # bytes
+
+
+Divisor: TypeAlias = float | torch.Tensor  # a tensor on a device: see `triton.reduce.reduce`
 
 
 @dataclass
 class Nodes:
-    """What this rank gives to an all-reduce in place of a leaf, on CPUs.
+    """What this rank gives to an all-reduce in place of a leaf.
 
     Attributes:
         deal: which nodes of the order each rank gives; the same on all ranks.
         rows: one for each of this rank's, of the type of `Call.leaves`.
-        words: up to 8 numbers of this rank, as many on all ranks, which all are told.
-        divisor_of: what all ranks' words make, (size, words); None for the number of leaves. It may
-            raise CollectiveMismatch, the same on all ranks; no data are used then. So it can see
-            whether ranks have the same deal, by its digest.
+        block: int64, ``(WORDS,)``, where rows are: numbers of this rank, which all are told.
+        divisor_of: what all ranks' blocks make, ``(size, WORDS)``. On CPUs it may raise
+            CollectiveMismatch, the same on all ranks; no data are used then. So it can see whether
+            ranks have the same deal, by its digest. On a device it makes a NaN then.
+        lasts: whether later calls have the same deal, so that a kernel is compiled for it.
     """
 
     deal: Deal
     rows: Sequence[torch.Tensor]
-    words: Sequence[int]
-    divisor_of: Callable[[Words], int | None]
+    block: torch.Tensor
+    divisor_of: Callable[[torch.Tensor], Divisor]
+    lasts: bool = True
 
-    @property
-    def block(self) -> torch.Tensor:
-        """What this rank says of them, as it travels."""
-        block = torch.zeros(BLOCK // 8, dtype=torch.int64)
-        block[: len(self.words)] = torch.tensor(self.words)
-        return block.view(torch.uint8)
-
-    def divisor(self, blocks: Sequence[torch.Tensor]) -> int:
-        """What all ranks' blocks make the divisor of the average; raises as `divisor_of`."""
-        said = np.stack([each.view(torch.int64).numpy() for each in blocks])
-        return self.divisor_of(said[:, : len(self.words)]) or self.deal.leaves
+    def divisor(self, said: torch.Tensor) -> Divisor:
+        """The divisor of the average, by all ranks' blocks as bytes, ``(size, BLOCK)``."""
+        return self.divisor_of(said.view(torch.int64))
 
 
 @dataclass
@@ -174,7 +170,7 @@ class Pieces:
         shards: Sequence[Shard],
         received: Sequence[torch.Tensor] = (),
         check: reduction.Check | None = None,
-        divisor: float | None = None,
+        divisor: Divisor | None = None,
     ) -> list[tuple[Shard, torch.Tensor]]:
         """Reduce this rank's shards of a piece.
 
@@ -343,7 +339,7 @@ def combine(
     terms: Sequence[torch.Tensor] | torch.Tensor,
     out: torch.Tensor,
     nodes: Sequence[Node],
-    divisor: float,
+    divisor: Divisor,
     finish: bool,
     check: reduction.Check | None = None,
 ) -> None:
@@ -362,7 +358,8 @@ def combine(
         steps = recipe((nodes[0][0], nodes[-1][1]), nodes)
         # Sums in fp32 that make a result of a smaller type are that type's.
         dtype = min(call.leaves.dtype, out.dtype, key=lambda each: each.itemsize)
-        reduction.reduce(terms, out, call.op, steps, divisor, dtype, finish, check)
+        compiles = call.nodes is None or call.nodes.lasts
+        reduction.reduce(terms, out, call.op, steps, divisor, dtype, finish, check, compiles)
 
 
 def _rows_within_host(

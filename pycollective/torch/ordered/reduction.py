@@ -82,6 +82,7 @@ def reduce(
     dtype: torch.dtype,
     finish: bool,
     check: Check | None = None,
+    compiles: bool = True,
 ) -> None:
     """Combine leaves of `dtype` and nodes, ascending, into a node or the result.
 
@@ -96,6 +97,7 @@ def reduce(
             tensor there, of float64, ``(1,)``: any positive number, or NaN, which makes all NaN.
         finish: whether `out` is the result.
         check: headers to compare by the way, see `Check`; also of an empty `out`.
+        compiles: whether a kernel for this recipe is worth its compiling, which takes seconds.
 
     Raises:
         ConfigurationError: a tensor shall divide integers.
@@ -114,7 +116,7 @@ def reduce(
         rows = _rows(terms)
         # The host does not ask what a tensor has: it would wait for the device.
         leaves = divisor if isinstance(divisor, torch.Tensor) else int(divisor)
-        if len(terms) <= _MOST_ROWS and kernels is not None:
+        if compiles and len(terms) <= _MOST_ROWS and kernels is not None:
             many = check is not None and len(check.rows) > _MOST_ROWS
             given = rows, out, op, recipe, leaves, dtype, finish
             kernels.reduce(*given, None if many else check)
