@@ -88,6 +88,7 @@ LAYERS: dict[str, set[str]] = {
 TOP_LEVEL: dict[str, set[str]] = {
     "torch": {"torch"},
     "triton": {"torch"},
+    "triton/accumulate": {"triton"},
     "triton/finite": {"triton"},
     "triton/floats": {"triton"},
     "triton/headers": {"triton"},

@@ -13,10 +13,12 @@ A full program has `SIZE` elements. A thread takes four side by side at a time, 
 of a row and, of a narrow gradient, 8 or 4. Eight elements, 16 bytes of a bfloat16, would leave gaps
 between what the threads of a warp load and store of the rows, and these are most of the traffic.
 
-A thread asks for up to 32 numbers before it waits for any, for 64 where rows are many. Where the
-gradient is of fp32 these are at least 16, of 64 bytes: 64 KiB for the 1,024 threads that a
-multiprocessor runs at least. An H200 moves 4.8 TB/s and answers within a microsecond: 36 KiB for
-each of 132 multiprocessors. The rest makes up for programs that wait for the tables.
+A thread asks for all that it needs of some elements before it waits for any. With a gradient of
+fp32 that is 64 to 128 bytes, and 1,024 threads or more run on a multiprocessor, for they need 64
+registers at most. With more than 7 terms it is 144 to 256 bytes, of 512 threads. So 64 KiB are on
+their way to each multiprocessor. An H200 moves 4.8 TB/s and answers within a microsecond, which is
+36 KiB for each of 132; the rest makes up for programs that wait for the tables. Of narrow gradients
+without terms less is on its way, and most of the traffic is what is written.
 
 Elements that do not fill a program have programs of their own, of `TAIL` elements at most, with a
 mask and one element a thread at a time. A mask in every program would make loads of 16 bytes depend
@@ -38,7 +40,7 @@ from pycollective.errors import ConfigurationError
 from pycollective.triton.floats import widened
 from pycollective.triton.formats import check, name_of
 from pycollective.triton.launching import Launcher
-from pycollective.triton.tables import Tables
+from pycollective.triton.tables import Tables, pointer
 
 THREADS = tl.constexpr(128)  # of a program
 SIZE = tl.constexpr(2048)  # elements of a full program
@@ -53,19 +55,11 @@ MOST_TERMS = 15
 _VECTOR = tl.constexpr(4)  # elements of a row that a thread loads at once
 _ALIGNED = 16  # bytes, to which a row's vectors are
 _WORDS = tl.constexpr(32)  # that a thread asks for before it waits, unless it has many rows
-_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
-_NONE = -1  # the number of a gradient that is not there
+# In tables each dtype is a bit: of numbers LLVM would make an indirect branch. No bit: no gradient.
+_KINDS = {dtype: 1 << place for place, dtype in enumerate(DTYPES)}
 # Columns of `parts`.
 _BEGIN, _COUNT, _FIRST = (tl.constexpr(column) for column in range(3))
 _COLUMNS = tl.constexpr(3)
-
-
-@triton.jit
-def _pointer(address, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    found = address.to(tl.pointer_type(TYPE))
-    if ALIGNED:
-        found = tl.multiple_of(found, 16)  # of the number the compiler forgets it
-    return found
 
 
 @triton.jit
@@ -91,11 +85,20 @@ def _widened(
     """As fp32, the elements of each step from this address on."""
     NARROW: tl.constexpr = tl.int16 if TYPE == "bfloat16" or TYPE == "float16" else tl.int8
     WORD: tl.constexpr = tl.int32 if TYPE == "float32" else NARROW
-    words = _loaded(_pointer(gradient, WORD, ALIGNED), at, count, STEPS, MASKED)
+    row = gradient.to(tl.pointer_type(WORD))
+    words = _loaded(tl.multiple_of(row, 16) if ALIGNED else row, at, count, STEPS, MASKED)
     values = ()
     for step in tl.static_range(STEPS):
         values = values + (widened(words[step], TYPE),)
     return values
+
+
+@triton.jit
+def _in_order(value, terms, step: tl.constexpr, STEPS: tl.constexpr):
+    """The terms of one step are added to the value, the first one first."""
+    for i in tl.static_range(step, len(terms), STEPS):
+        value += terms[i]
+    return value
 
 
 @triton.jit
@@ -109,13 +112,13 @@ def _sums(
     count,
     ELEMENTS: tl.constexpr,
     WIDTH: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    KINDS: tl.constexpr,
     TYPES: tl.constexpr,
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Sums of `ELEMENTS` elements of a gradient from number `first` on, or up to number `count`,
-    in steps of `WIDTH`."""
+    """Store sums of `ELEMENTS` elements of a gradient, from number `first` on, in steps of `WIDTH`;
+    if masked, of those before number `count`."""
     TERMS: tl.constexpr = len(nodes)
     ROWS: tl.constexpr = triton.next_power_of_2(TERMS + 1)
     STEPS: tl.constexpr = min(max(_WORDS * THREADS // (ROWS * WIDTH), 1), ELEMENTS // WIDTH)
@@ -128,15 +131,13 @@ def _sums(
         values = ()
         for _ in tl.static_range(STEPS):
             values = values + (tl.zeros((WIDTH,), tl.float32),)
-        for i in tl.static_range(len(NUMBERS)):
-            if kind == NUMBERS[i]:
+        for i in tl.static_range(len(KINDS)):
+            if kind & KINDS[i] != 0:
                 values = _widened(gradient, at, count, STEPS, TYPES[i], ALIGNED, MASKED)
         for step in tl.static_range(STEPS):
-            value = values[step]
-            for term in tl.static_range(TERMS):
-                value += terms[term * STEPS + step]
+            total = _in_order(values[step], terms, step, STEPS)
             here = at + step * WIDTH
-            tl.store(out + begin + here, value, mask=here < count if MASKED else None)
+            tl.store(out + begin + here, total, mask=here < count if MASKED else None)
         first += STEPS * WIDTH
 
 
@@ -146,24 +147,24 @@ def add_leaf(
     parts,
     part_of,
     TERMS: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    KINDS: tl.constexpr,
     TYPES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """Add a leaf to `TERMS` rows; see `accumulate`.
 
     `rows` are int64: the addresses of the result and of the terms, then each gradient's address and
-    the number of its dtype, of which `NUMBERS` are in use, by the names `TYPES`. `parts` and
-    `part_of` are those of `Places`.
+    the bit of its dtype. `KINDS` are those in use, of the dtypes `TYPES`. `parts` and `part_of` are
+    those of `Places`.
     """
     VECTOR: tl.constexpr = _VECTOR if ALIGNED else 1
     program = tl.program_id(0)
     # All that a program needs to know it asks for at once, but what depends on the gradient.
     number = tl.load(part_of + program).to(tl.int64)
-    out = _pointer(tl.load(rows), tl.float32, ALIGNED)
+    out = pointer(rows, 0, tl.float32, ALIGNED)
     nodes = ()
     for term in tl.static_range(TERMS):
-        nodes = nodes + (_pointer(tl.load(rows + 1 + term), tl.float32, ALIGNED),)
+        nodes = nodes + (pointer(rows, 1 + term, tl.float32, ALIGNED),)
     part = parts + number * _COLUMNS
     begin = tl.multiple_of(tl.load(part + _BEGIN), VECTOR)
     count = tl.load(part + _COUNT)
@@ -174,13 +175,13 @@ def add_leaf(
     if program < full:
         _sums(
             *(nodes, out, gradient, kind, begin, program * SIZE, count),
-            *(SIZE, THREADS * VECTOR, NUMBERS, TYPES, ALIGNED, False),
+            *(SIZE, THREADS * VECTOR, KINDS, TYPES, ALIGNED, False),
         )
     else:
         first = full * SIZE + (program - full) * TAIL
         _sums(
             *(nodes, out, gradient, kind, begin, first, count),
-            *(TAIL, THREADS, NUMBERS, TYPES, ALIGNED, True),
+            *(TAIL, THREADS, KINDS, TYPES, ALIGNED, True),
         )
 
 
@@ -263,20 +264,19 @@ def accumulate(
     if len(gradients) != len(places.counts):
         raise ConfigurationError(f"{len(gradients)} gradients for {len(places.counts)} places")
     numbers: list[int] = []
-    every = 0  # bit that any address has
+    every = 0  # the bits of all addresses
     for name, row in (("out", out), *(("a term", term) for term in terms)):
         check(name, row, (torch.float32,), places.size, device)
         address = row.data_ptr()
         every |= address
         numbers.append(address)
-    index = places.parts.get_device()  # costs less than to compare devices
     kinds = set()
     for i, (gradient, count) in enumerate(zip(gradients, places.counts, strict=True)):
         if gradient is None:
-            numbers += 0, _NONE
+            numbers += 0, 0
             continue
-        kind = _NUMBERS.get(gradient.dtype)
-        good = kind is not None and gradient.numel() == count and gradient.get_device() == index
+        kind = _KINDS.get(gradient.dtype)
+        good = gradient.numel() == count and gradient.device == device
         if kind is None or not good or not gradient.is_contiguous():
             check(f"gradient {i}", gradient, DTYPES, count, device)
             raise ConfigurationError(
@@ -295,11 +295,11 @@ def accumulate(
 
 
 def constants(terms: int, kinds: tuple[int, ...], aligned: bool) -> dict[str, Any]:
-    """Return the constexprs of `add_leaf`; `kinds` are places in `DTYPES`."""
+    """Return the constexprs of `add_leaf`; `kinds` are the bits of the gradients' dtypes."""
     return {
         "TERMS": terms,
-        "NUMBERS": kinds,
-        "TYPES": tuple(name_of(DTYPES[kind]) for kind in kinds),
+        "KINDS": kinds,
+        "TYPES": tuple(name_of(dtype) for dtype, kind in _KINDS.items() if kind in kinds),
         "ALIGNED": aligned,
     }
 
