@@ -187,7 +187,7 @@ class OrderedGroup:
 
     def learn_hosts(self) -> None:
         """Learn which ranks share hosts, unless it is known. Collective over the group."""
-        with self._exchanging("prepare"):
+        with self._behind_caller(), self._alone("prepare"):
             self._learn_layout()
 
     def all_gather(self, row: np.ndarray) -> np.ndarray:
@@ -201,7 +201,6 @@ class OrderedGroup:
         if self.size == 1:
             return row[None]
         with self._exchanging("all_gather"):
-            self.calls += 1
             return self._calls.all_gather(self.calls, row)
 
     def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -218,7 +217,6 @@ class OrderedGroup:
         """
         assert isinstance(self._calls, CpuCalls)
         with self._exchanging("exchange"):
-            self.calls += 1
             self._calls.exchange(rows, out)
 
     def broadcast(self, flat: torch.Tensor) -> None:
@@ -230,21 +228,23 @@ class OrderedGroup:
         if self.size == 1:
             return
         with self._exchanging("broadcast"):
-            self.calls += 1
             self._calls.broadcast(flat)
         if self.streams is not None:
             self.streams.join_caller()
 
     @contextlib.contextmanager
     def _exchanging(self, kind: str) -> Iterator[None]:
-        """Alone, with connections, and behind the caller's work on a device."""
-        streams = self.streams
-        behind = streams.behind_caller() if streams is not None else contextlib.nullcontext()
-        with behind, self._alone(kind):
+        """Within, a call that is no reduction is made."""
+        with self._behind_caller(), self._alone(kind):
             if isinstance(self._messages, Messages):
                 self._messages.connect()
             self._calls.raise_late()
+            self.calls += 1
             yield
+
+    def _behind_caller(self) -> contextlib.AbstractContextManager[Any]:
+        """On a device, the stream of the calls is current, behind the caller's."""
+        return _AS_IT_IS if self.streams is None else self.streams.behind_caller()
 
     def name_ranks(self, names: Sequence[int]) -> None:
         """Call the ranks so in errors; by default by their numbers in the group."""
