@@ -201,7 +201,11 @@ def _part(place: int, gradient: torch.Tensor, shards: _Shards | None) -> _Part:
             run = _chunk(shape[0], shards.rank, shards.size)
         local = local.to_local()  # type: ignore[attr-defined]
     if local.device.type != "cpu":
-        raise _refusal(place, gradient, f"is on {local.device}, and must be on a CPU")
+        why = (
+            f"is on {local.device}, and must be on a CPU; where each rank has all gradients, "
+            "torch.nn.utils.clip_grad_norm_ has the same bits on all GPUs of one kind"
+        )
+        raise _refusal(place, gradient, why)
     if local.layout != torch.strided:
         raise _refusal(place, gradient, f"is a {local.layout} tensor, and must be dense")
     if local.dtype not in _DTYPES:

@@ -172,7 +172,7 @@ class LateDevice:
 
     def result(self, like: torch.Tensor, call: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What `call` gives later, in memory like that of `like`, which holds something else."""
-        out = torch.empty_like(like)
+        out = torch.empty_like(like, memory_format=torch.contiguous_format)
         self.memory.append(out)
         if out.dtype == torch.bool:
             out.fill_(True)

@@ -16,22 +16,25 @@ import torch
 from pycollective.errors import ConfigurationError
 
 _ABOUT = ("weights", "leaves", "seed", "step", "leaf")
-_WITH = ("threads", "torch", "instructions", "gradients")
+_WITH = ("threads", "torch", "instructions", "conditions", "gradients")
 
 
 def digest(tensor: torch.Tensor) -> str:
     """SHA-256 of its elements' bytes, in C order."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
     return sha256(flat.numpy().tobytes()).hexdigest()
 
 
-def compare(path: Path, about: list[Any], gradients: dict[str, str]) -> str | None:
+def compare(
+    path: Path, about: list[Any], gradients: dict[str, str], conditions: dict[str, Any]
+) -> str | None:
     """Write what this launch found if nobody has yet; else compare, and print what came of it.
 
     Args:
         path: of the file.
         about: what must be the same in both: a value for each of `_ABOUT`.
         gradients: a digest for each name, in the order in which backward made them.
+        conditions: on which they may depend; those that are unlike are printed.
 
     Returns:
         The first name whose digest differs, or that one launch has and the other has not.
@@ -41,6 +44,7 @@ def compare(path: Path, about: list[Any], gradients: dict[str, str]) -> str | No
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "conditions": conditions,
         "gradients": gradients,
     }
     here = _circumstances(mine)
@@ -55,6 +59,10 @@ def compare(path: Path, about: list[Any], gradients: dict[str, str]) -> str | No
                 "remove the file to begin anew"
             )
     launches = f"here {here}; in the file {_circumstances(other)}"
+    there = other["conditions"]
+    names = [name for name in conditions | there if conditions.get(name) != there.get(name)]
+    for name in names:
+        launches += f"; {name}: {conditions.get(name)}, not {there.get(name)}"
     theirs = other["gradients"]
     names = [*gradients, *(name for name in theirs if name not in gradients)]
     differing = [name for name in names if theirs.get(name) != gradients.get(name)]
@@ -69,7 +77,8 @@ def compare(path: Path, about: list[Any], gradients: dict[str, str]) -> str | No
 
 
 def _circumstances(of: dict[str, Any]) -> str:
-    return f"{of['threads']} thread(s), torch {of['torch']}, {of['instructions']}"
+    device = f", {of['conditions']['device']}" if "device" in of["conditions"] else ""
+    return f"{of['threads']} thread(s), torch {of['torch']}, {of['instructions']}{device}"
 
 
 @contextmanager

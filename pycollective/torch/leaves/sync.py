@@ -417,7 +417,8 @@ class LeafSync:
         if not gradients:
             raise ConfigurationError(f"compare_leaf: `compute` of leaf {leaf} has no backward")
         about = [weights.hexdigest(), self.leaves, self.seed, self.step, leaf]
-        return comparison.compare(Path(path), about, gradients)
+        conditions = self._place.conditions(self._model.is_compiled)
+        return comparison.compare(Path(path), about, gradients, conditions)
 
     def state_dict(self) -> dict[str, int]:
         """What a checkpoint keeps beside the model's and the optimizer's; the same on all ranks.

@@ -152,6 +152,7 @@ class DeviceCalls:
     def broadcast(self, flat: torch.Tensor) -> None:
         """Make the bytes of a flat tensor those of rank 0; nothing is compared."""
         self._messages.broadcast(flat)
+        self._number += 1
 
     def _gather(self, called: Header, data: torch.Tensor, row_bytes: int) -> np.ndarray:
         """Tell all ranks bytes of the host, and wait for theirs."""

@@ -1,0 +1,598 @@
+"""`LeafSync` on devices, with tensors of the CPU: the CPU's bits, and nobody waits in a step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import timedelta
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import pycollective as pc
+from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError
+from pycollective.torch import LeafSampler, LeafSync
+from pycollective.torch.leaves import device_accumulator
+from pycollective.torch.leaves.transport import OverDevices
+from pycollective.torch.leaves.words import StepWords
+from pycollective.torch.ordered import reduction
+from tests.inputs import same_bits
+from tests.torch.groups import standing_group, to_numpy, to_torch
+from tests.torch.leaf_devices import StandInModule, on_device
+from tests.torch.on_devices import NoWaits
+from tests.torch.ordered_groups import StandInStreams, own_group
+from tests.torch.streams import LateDevice, late_streams
+from tests.torch.test_leaf_sync import BF16, FP32, MIXED, Weights, gradients_of, wanted
+from tests.triton.compiled import module
+
+GIVEN = "ignore:LeafSync"  # warnings of conditions
+pytestmark = pytest.mark.filterwarnings(GIVEN)
+
+
+def taken(sync, model, leaves, given, counts=None):
+    """The gradients of one step, whose leaves are computed in this order."""
+    for leaf in leaves:
+        tensors = [None if each is None else to_torch(each) for each in given[leaf]]
+        with sync.leaf(leaf, counts and counts[leaf]):
+            model(tensors).backward()
+    sync.finish()
+    return [each.grad for each in model.each]
+
+
+# --- Bits.
+
+
+def averages(comm, dtypes, leaves, options, counts=None, kernels=False):
+    """As `test_leaf_sync.averages`, by the way of devices."""
+    warnings.filterwarnings("ignore", "LeafSync")
+    group = standing_group(comm)
+    with ExitStack() as stack:
+        stack.enter_context(on_device())
+        if kernels:
+            adding = module("accumulate", interpreted=True)
+            stack.enter_context(
+                mock.patch.object(device_accumulator, "kernels_of", return_value=adding)
+            )
+            reducing = module("reduce", interpreted=True)
+            stack.enter_context(
+                mock.patch.object(reduction.plain, "reduce", reducing.reduce)  # as by_torch calls
+            )
+        model = Weights(dtypes)
+        sync = LeafSync(model, leaves, group=group, **options)
+        said = sync.nbytes
+        given, found = gradients_of(dtypes, leaves), []
+        for order in (sync.local_leaves, sync.local_leaves):
+            found.append([*map(to_numpy, taken(sync, model, order, given, counts))])
+            found[-1] = [each.copy() for each in found[-1]]
+        sync.state_dict()
+        held = sum(each.accumulator.nbytes + each.averages.nbytes for each in sync._buckets)
+        assert held == said
+        sync.close()
+    return found
+
+
+def check(pool, ranks, dtypes, leaves, options=None, counts=None, kernels=False):
+    options = options or {}
+    want = [*wanted(dtypes, leaves, options.get("grad_dtype"), counts and sum(counts))]
+    for steps in pool(ranks).call(averages, dtypes, leaves, options, counts, kernels):
+        for step in steps:
+            assert all(same_bits(*each) for each in zip(step, want, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_gradients_are_the_references_average(pool, ranks):
+    check(pool, ranks, FP32, 7)
+    check(pool, ranks, MIXED, 6, {"bucket_cap_mb": 0.003})
+    check(pool, ranks, BF16, 5, {"grad_dtype": torch.float32})
+    check(pool, ranks, BF16, ranks)  # a leaf a rank travels as it is
+    check(pool, ranks, FP32, 4, counts=[3, 0, 11, 5])
+    check(pool, ranks, FP32, 4, counts=[1, 1 << 24, 0, 0])  # which fp32 does not hold
+
+
+def test_ranks_without_leaves(pool):
+    check(pool, 3, MIXED, 2)
+    check(pool, 3, BF16, 1, counts=[3])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_by_the_kernels(pool, ranks):
+    check(pool, ranks, MIXED, 3, kernels=True)
+    check(pool, ranks, FP32, 3, counts=[3, 1 << 24, 2], kernels=True)
+
+
+# --- Trainings, on a device and on the CPU.
+
+
+class Tied(torch.nn.Module):
+    """Has tied weights, dropout, a part in a checkpoint of activations, and one that is not used
+    in odd leaves."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(11, 8)
+        self.hidden = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.2))
+        self.head = torch.nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.odd = torch.nn.Parameter(torch.ones(8))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        x = x + checkpoint(self.hidden, x, use_reentrant=False) * self.scale
+        return self.head(x if tokens[0, 0] % 2 else x * self.odd)
+
+
+def tokens_of(step, leaf):
+    return torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(100 * step + leaf))
+
+
+def autocast(model, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(x)
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+WAYS = {
+    "plain": {},
+    "autocast": {"call": autocast},
+    "compiled": {"wrap": compiled},
+    "half weights": {"dtype": torch.bfloat16, "options": {"grad_dtype": torch.float32}},
+    "scaled": {"scaler": True},
+}
+
+
+def trained(comm, device, way):
+    """The digest of the weights after some steps."""
+    warnings.filterwarnings("ignore", "LeafSync")
+    how = WAYS[way]
+    torch.manual_seed(3)
+    with on_device() if device else nullcontext():
+        model = Tied().to(how.get("dtype", torch.float32))
+        run = how.get("wrap", lambda model: model)(model)
+        sync = LeafSync(run, 5, seed=2, group=standing_group(comm), **how.get("options", {}))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler(
+            "cpu", init_scale=2.0**127, growth_interval=99, enabled="scaler" in how
+        )
+        for step in range(4):
+            for leaf in sync.local_leaves:
+                x = tokens_of(step, leaf)
+                with sync.leaf(leaf):
+                    y = how.get("call", lambda model, x: model(x))(run, x)
+                    loss = functional.cross_entropy(y.float().flatten(0, 1), x.flatten())
+                    scaler.scale(loss * (1000 if step == 0 else 1)).backward()  # infinite
+            sync.finish()
+            for each in model.parameters():
+                if each.grad.dtype != each.dtype:
+                    each.grad_dtype, each.grad = None, each.grad.to(each.dtype)
+            scaler.step(optimizer)
+            scaler.update()
+        sync.close()
+    weights = b"".join(each.detach().float().numpy().tobytes() for each in model.parameters())
+    return hashlib.sha256(weights).hexdigest(), scaler.get_scale()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_training_on_devices_has_the_weights_of_cpus(pool, way):
+    [on_cpu] = pool(1).call(trained, False, way)
+    assert on_cpu[1] < 2.0**127 or way != "scaled"
+    for ranks in (1, 2):
+        assert pool(ranks).call(trained, True, way) == [on_cpu] * ranks
+
+
+# --- Nobody waits.
+
+
+def without_waiting(comm):
+    """Steps of a device that ends nothing: how many words are on their way, and then are read."""
+    warnings.filterwarnings("ignore", "LeafSync")
+    streams = StandInStreams()
+    given = gradients_of(FP32, 4)
+    with on_device(streams=streams):
+        model = Weights(FP32)
+        sync = LeafSync(model, 4, group=standing_group(comm))
+        streams.done = False
+        with NoWaits():
+            for _ in range(3):
+                taken(sync, model, sync.local_leaves, given, [1, 2, 3, 4])
+        coming = len(sync._transport._coming)
+        streams.done = True
+        sync.state_dict()
+        left = len(sync._transport._coming)
+        sync.close()
+    return coming, left
+
+
+def test_the_host_waits_for_nothing_within_a_step(pool):
+    assert pool(2).call(without_waiting) == [(3, 0)] * 2
+
+
+class Elsewhere(torch.autograd.Function):
+    """Its gradient is made on another stream, which stays current for the hook."""
+
+    @staticmethod
+    def forward(ctx, weight, device, stream, gradient):
+        ctx.given = device, stream, gradient
+        return weight.detach().sum()
+
+    @staticmethod
+    def backward(ctx, _):
+        device, stream, gradient = ctx.given
+        device.current = stream
+        return gradient + 0.0, None, None, None
+
+
+class OnStreams(torch.nn.Module):
+    """Weights whose gradients come on the caller's stream and on another one by turns."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.each = torch.nn.ParameterList(torch.zeros(50) for _ in range(3))
+        self.device, self.other = device, device.Stream(None)
+
+    def forward(self, gradients):
+        caller = self.device.current
+        streams = caller, self.other, caller
+        terms = [
+            Elsewhere.apply(*each)
+            for each in zip(self.each, [self.device] * 3, streams, gradients, strict=True)
+        ]
+        return terms[0] + terms[1] + terms[2]
+
+
+class LateModule(StandInModule):
+    """What `torch.cuda` would be of a device that works late."""
+
+    def __init__(self, device):
+        super().__init__()
+        self._device = device
+        self.current_stream, self.stream = device.current_stream, device.stream
+
+
+def late(comm, given, seed):
+    """Averages of two steps on a device whose streams work late."""
+    warnings.filterwarnings("ignore", "LeafSync")
+    device = LateDevice(seed)
+    found = []
+    streams = late_streams(device, "LeafSync")
+    with mock.patch("pycollective.torch.ordered.group.WATCH"), own_group(comm) as group:
+        with on_device(LateModule(device), streams):
+            model = OnStreams(device)
+            sync = LeafSync(model, len(given[0]), group=group, bucket_cap_mb=0.0003)
+            with device.in_use():
+                for step in given:
+                    for leaf in sync.local_leaves:
+                        caller = device.current
+                        with sync.leaf(leaf):
+                            model(step[leaf]).backward()
+                            device.current = caller
+                    sync.finish()
+                    found.append([each.grad.clone() for each in model.each])
+                device.synchronize()
+            sync.close()
+        return [[each.numpy().copy() for each in step] for step in found]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seed"),
+    [
+        *((1, None), (2, None), (2, 1)),
+        *(pytest.param(2, seed, marks=pytest.mark.storm) for seed in range(2, 12)),
+    ],
+)
+def test_averages_are_right_though_streams_work_late(pool, ranks, seed):
+    random = torch.Generator().manual_seed(seed or 0)
+    given = torch.randn(2, 5, 3, 50, generator=random)
+    for found in pool(ranks).call(late, given, seed):
+        for step, leaves in zip(found, given, strict=True):
+            for place, got in enumerate(step):
+                want = pc.reference.reduce([leaf[place].numpy() for leaf in leaves], "avg")
+                assert same_bits(got, want)
+
+
+# --- Words that do not go together.
+
+
+def at_odds(comm, case):
+    """What a step's averages are where ranks' words make no divisor; what is raised then."""
+    warnings.filterwarnings("ignore", "LeafSync")
+    with own_group(comm, timeout=timedelta(seconds=20)) as group, on_device():
+        model = torch.nn.Linear(3, 2)
+        sync = LeafSync(model, 4, group=group)
+        if case == "step" and comm.rank == 1:
+            sync.load_state_dict({**sync.state_dict(), "step": 5})
+        for leaf in sync.local_leaves:
+            counts = {"count": 1 if comm.rank else None, "none": 0, "step": None}
+            with sync.leaf(leaf, counts[case]):
+                model(torch.ones(1, 3)).sum().backward()
+        sync.finish()
+        are_nan = all(each.grad.isnan().all().item() for each in model.parameters())
+        said = []
+        for call in (sync.state_dict, sync.finish):
+            with pytest.raises((CollectiveMismatch, ConfigurationError)) as raised:
+                call()
+            said.append(f"{type(raised.value).__name__}: {raised.value}")
+        sync.close()
+    return are_nan, said
+
+
+WHY = {
+    "step": "CollectiveMismatch: rank 0 is at step 0, and rank(s) 1 at [5]",
+    "count": "CollectiveMismatch: step 0: 2 of 4 leaves have a count; all have one, or none",
+    "none": "ConfigurationError: step 0: the counts make 0, and must make 1 to",
+}
+
+
+@pytest.mark.parametrize("case", WHY)
+def test_words_that_make_no_divisor_make_nan_and_are_named_later(pool, case):
+    for are_nan, said in pool(2).call(at_odds, case):
+        assert are_nan
+        assert said[0].startswith(WHY[case])
+        assert "cannot go on: what ranks have told of a step" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "divisor"),
+    [
+        ([(0, 2, 5, 7), (0, 2, 1 << 52, 7)], (1 << 52) + 5),
+        ([(0, 0, 0, 7), (0, 0, 0, 7)], 4),
+        ([(0, 2, 1 << 53, 7), (0, 2, 0, 7)], 1 << 53),
+        ([(0, 2, 1 << 53, 7), (0, 2, 2, 7)], None),
+        ([(0, 2, 5, 7), (0, 2, 5, 8)], None),
+        ([(0, 2, 5, 7), (1, 2, 5, 7)], None),
+        ([(0, 3, 5, 7), (0, 2, 5, 7)], None),
+        ([(0, 2, 0, 7), (0, 2, 0, 7)], None),
+    ],
+)
+def test_a_device_makes_the_hosts_divisor(words, divisor):
+    step = StepWords(0, pc.Deal.contiguous(2, 4), [], 0.0)
+    rows = np.zeros((2, 8), np.int64)
+    rows[:, :4] = words
+    made = step.divisor_on_device(torch.from_numpy(rows))
+    assert made.dtype == torch.float64
+    assert made.shape == (1,)
+    if divisor is None:
+        assert made.isnan().all()
+        with pytest.raises((CollectiveMismatch, ConfigurationError)):
+            step.read(rows)
+    else:
+        assert made.item() == divisor == (step.read(rows) or step.divisor)
+
+
+def given_up(comm):
+    """A rank raises in a leaf: what the ranks hear of it."""
+    warnings.filterwarnings("ignore", "LeafSync")
+    with (
+        mock.patch.dict(os.environ, {"PYCOLLECTIVE_LATE_AFTER": "0.3"}),
+        own_group(comm, timeout=timedelta(seconds=20)) as group,
+        on_device(),
+    ):
+        model = torch.nn.Linear(3, 2)
+        sync = LeafSync(model, 2, group=group)
+
+        def compute():
+            with sync.leaf(comm.rank):
+                if comm.rank == 1:
+                    raise RuntimeError("no memory")
+                model(torch.ones(1, 3)).sum().backward()
+
+        with pytest.raises((RuntimeError, CollectiveError)) as raised:
+            compute()
+        sync.close()
+    return f"{type(raised.value).__name__}: {raised.value}"
+
+
+def test_an_error_in_a_leaf_is_told_to_all(pool):
+    heard, own = pool(2).call(given_up)
+    assert heard.startswith("CollectiveAborted: aborted by rank 1: leaf 1 of step 0 raised")
+    assert "no memory" in heard
+    assert own == "RuntimeError: no memory"
+
+
+# --- Conditions.
+
+
+def unlike(comm, case):
+    """What is raised where a condition of rank 1 is another."""
+    warnings.filterwarnings("ignore", "LeafSync")
+    module, mine = StandInModule(), comm.rank == 1
+    numbers = {"name": "stand-in", "multi_processor_count": 132}
+    with ExitStack() as stack:
+        stack.enter_context(own_group(comm))
+        if mine and case in ("device", "multiprocessors"):
+            key = {"device": "name", "multiprocessors": "multi_processor_count"}[case]
+            module.properties = SimpleNamespace(**{**numbers, key: 7})
+        if mine and case == "CUBLAS_WORKSPACE_CONFIG":
+            stack.enter_context(mock.patch.dict(os.environ, {case: ":16:8"}))
+        if mine and case == "use_deterministic_algorithms":
+            torch.use_deterministic_algorithms(True)
+            stack.callback(torch.use_deterministic_algorithms, False)
+        if mine and case == "attention backends":
+            torch.backends.cuda.enable_flash_sdp(False)
+            stack.callback(torch.backends.cuda.enable_flash_sdp, True)
+        if mine and case == "cudnn.benchmark":
+            torch.backends.cudnn.benchmark = True
+            stack.callback(setattr, torch.backends.cudnn, "benchmark", False)
+        if mine and case == "TF32 of matmul":
+            torch.backends.cuda.matmul.allow_tf32 = True
+            stack.callback(setattr, torch.backends.cuda.matmul, "allow_tf32", False)
+        stack.enter_context(on_device(module))
+        with pytest.raises((CollectiveMismatch, ConfigurationError)) as raised:
+            LeafSync(torch.nn.Linear(3, 2), 2, group=standing_group(comm))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("device", "multiprocessors", "CUBLAS_WORKSPACE_CONFIG", "attention backends"),
+        *("use_deterministic_algorithms", "TF32 of matmul"),
+    ],
+)
+def test_ranks_are_told_which_condition_they_have_unlike(pool, case):
+    for said in pool(2).call(unlike, case):
+        assert said.startswith(f"LeafSync: rank(s) 1 have other {case} than rank 0: ")
+
+
+def test_kernels_chosen_by_a_clock_are_refused(pool):
+    here, there = pool(2).call(unlike, "cudnn.benchmark")
+    assert "cuDNN then chooses kernels by a clock" in there
+    assert "refused on rank(s) 1" in here
+
+
+@pytest.fixture
+def alone():
+    with pc.init(rank=0, size=1) as comm:
+        yield comm
+
+
+@pytest.fixture
+def made(alone):
+    """A model and its sync on a device, of 4 leaves, in a process without a group."""
+    with on_device() as place:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+        sync = LeafSync(model, 4, group=alone)
+        yield model, sync, place
+        sync.close()
+
+
+def backward(model):
+    model(torch.ones(2, 3)).sum().backward()
+
+
+def test_what_does_not_repeat_itself_is_warned_of(alone):
+    with on_device(), pytest.warns(UserWarning, match="LeafSync") as said:
+        LeafSync(compiled(torch.nn.Linear(3, 2)), 2, group=alone).close()
+    found = " ".join(str(each.message) for each in said)
+    assert "torch.use_deterministic_algorithms is off" in found
+    assert "CUBLAS_WORKSPACE_CONFIG is ''" in found
+    assert "TORCHINDUCTOR_DETERMINISTIC is not 1" in found
+    assert {each.filename for each in said} == {__file__}
+
+
+def test_the_devices_random_numbers_follow_from_the_leaf_and_leave_no_trace(made):
+    model, sync, place = made
+    generator = place._module.default_generators[0]
+
+    def draw():
+        return torch.rand(1, generator=generator).item()
+
+    generator.manual_seed(5)
+    expected = draw(), draw()
+    generator.manual_seed(5)
+    drawn = {}
+    for leaf in (2, 0, 3, 1):
+        with sync.leaf(leaf):
+            drawn[leaf] = draw()
+            backward(model)
+    assert (draw(), draw()) == expected
+    assert len({*drawn.values()}) == 4
+    sync.load_state_dict({**sync.state_dict(), "step": 0})
+    with sync.leaf(3):
+        assert draw() == drawn[3]
+        backward(model)
+
+
+def test_a_comparison_names_the_conditions_that_are_unlike(made, tmp_path, capsys):
+    model, sync, place = made
+    path = tmp_path / "leaf.json"
+    for multiprocessors in (132, 108):
+        place._module.properties = SimpleNamespace(
+            name="stand-in", multi_processor_count=multiprocessors
+        )
+        assert sync.compare_leaf(path, 2, lambda: backward(model)) is None
+    said = capsys.readouterr().out
+    assert ", stand-in); in the file" not in said
+    assert "multiprocessors: 108, not 132)" in said
+
+
+# --- Logs, and what is refused.
+
+
+def logged(comm, device, ranks):
+    """What a step of the loop logs."""
+    warnings.filterwarnings("ignore", "LeafSync")
+    with on_device() if device else nullcontext():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        sync = LeafSync(model, 5, group=standing_group(comm))
+        data = TensorDataset(torch.arange(60.0).view(20, 3))
+        sampler = LeafSampler(sync, len(data), micro_batch=2)
+        found = []
+        for step in sync.steps(DataLoader(data, batch_sampler=sampler), until=3):
+            for (x,) in step:
+                loss = model(x).pow(2).sum()
+                if step.number:
+                    step.log(loss=loss)
+                if step.number == 2:
+                    step.count(step.leaf + 1)
+                loss.backward()
+            found.append(step)
+        found = [each.logged for each in found]
+        sync.close()
+    return found
+
+
+def test_logs_are_those_of_cpus(pool):
+    [on_cpu] = pool(1).call(logged, False, 1)
+    assert not on_cpu[0]
+    assert on_cpu[1]
+    for ranks in (1, 3):
+        assert pool(ranks).call(logged, True, ranks) == [on_cpu] * ranks
+
+
+def test_old_logs_are_no_more_there(made):
+    _, sync, _ = made
+    texts = [sync._transport.tell(str(number)) for number in range(65)]
+    assert texts[1]() == [b"1"]
+    assert texts[64]() == [b"64"]
+    with pytest.raises(ConfigurationError, match="64 steps ago is no more there"):
+        texts[0]()
+
+
+def test_what_a_device_cannot_do_is_refused(made):
+    _, sync, place = made
+    data = TensorDataset(torch.ones(20, 3))
+    loader = DataLoader(data, batch_sampler=LeafSampler(sync, 20, micro_batch=1))
+    with pytest.raises(ConfigurationError, match="measure_ranks=True needs parameters on the CPU"):
+        sync.steps(loader, cost=len, measure_ranks=True)
+    place._module.is_current_stream_capturing = lambda: True
+    with pytest.raises(ConfigurationError, match="a graph cannot capture a leaf"), sync.leaf(0):
+        pass
+
+
+def test_ranks_without_a_process_group_are_refused(alone):
+    ranks = mock.MagicMock(spec=pc.Communicator, size=2)
+    with on_device(), pytest.raises(ConfigurationError, match="and 2 ranks have none"):
+        LeafSync(torch.nn.Linear(3, 2), 2, group=ranks)
+
+
+@contextmanager
+def group_of_one():
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_backend_that_cannot_be_made_anew_carries_the_calls_itself():
+    with group_of_one(), on_device():
+        with mock.patch("pycollective.torch.leaves.transport.own_side", return_value=None):
+            sync = LeafSync(torch.nn.Linear(3, 2), 2)
+        assert isinstance(sync._transport, OverDevices)
+        sync.close()
+        assert dist.is_initialized()
