@@ -23,7 +23,7 @@ SHOWS = {
     "compressed_on_gpus": r"gloo: .* weights \w{16} on all ranks; 4\.7 MB sent .* 120\.4 MB",
     "ddp": r"of the digits right; weights \w{16} with large and small buckets",
     "fsdp": r"loss 2\.\d+; weights \w{16} under FSDP2, HSDP and DDP",
-    "fsdp_bf16_wire": r"travelled as bf16 \(18\.9 MB from a rank\) or as fp32 \(37\.0 MB\)",
+    "fsdp_bf16_wire": r"travelled as bf16 \(18\.1 MB from a rank\) or as fp32 \(36\.3 MB\)",
     "nccl_same_bits": r"gloo: weights \w{16} with buckets of all sizes; without the hook \d diff",
     "tensor_parallel": r"loss 2\.\d+ to 0\.\d+; at most \S+ from one process's",
     "zero": r"the optimizer keeps \[\d+, \d+, \d+\] numbers, not \d+",
@@ -59,6 +59,14 @@ def test_any_number_of_ranks_ends_with_the_same_weights():
     pattern = r"(\d) rank\(s\): \S+ of the digits right; weights (\w{16})\n"
     found = [re.fullmatch(pattern, forked(each)) for each in COMMANDS["any_number_of_ranks"]]
     assert [each[1] for each in found] == ["1", "3"]
+    assert found[0][2] == found[1][2]
+
+
+@pytest.mark.storm
+def test_any_number_of_gpus_ends_with_the_same_weights():
+    pattern = r"(\d) rank\(s\) on CPUs, over Gloo: weights (\w{16})\n"
+    found = [re.fullmatch(pattern, forked(each)) for each in COMMANDS["any_number_of_gpus"]]
+    assert [each[1] for each in found] == ["1", "2"]
     assert found[0][2] == found[1][2]
 
 

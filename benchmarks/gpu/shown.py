@@ -239,6 +239,26 @@ def trained_over_nccl(m: Measured) -> list[Shown]:
     return rows
 
 
+def leaves(m: Measured) -> list[Shown]:
+    """Of leaves: one digest of LeafSync, steps beside DDP's, and launches beside a copy."""
+    rows = []
+    first = next((row["LeafSync"] for row in m.values() if "LeafSync" in row), "")
+    for name, row in m.items():
+        if "refused" in row:
+            rows.append(Shown(name, "", why_not=row["refused"]))
+        elif "LeafSync" in row:
+            same = row["LeafSync"] == first
+            rows.append(Shown(name, row["LeafSync"], "", f"{first} on any number", same))
+            rows.append(Shown("  under DDP", row["DDP"]))
+        else:
+            rows += triton_kernels({name: row})
+        if times := row.get("step_ms"):
+            ours, theirs = times["LeafSync"], times["DDP with ordered.hook"]
+            rows.append(Shown("  a step, a leaf a rank", number(ours), "ms"))
+            rows.append(at_most("  over DDP's with ordered.hook", ours / theirs, 1.05, "times"))
+    return rows
+
+
 def bench(m: Measured) -> list[Shown]:
     """Rows of `pycollective bench`, by library and size."""
     rows = []

@@ -176,6 +176,7 @@ def checks(small: bool = False) -> list[Step]:
     Of what others wait for, the bits and the price of ordered calls, then kernels, then trainings.
     """
     return [
+        _over_nccl("LeafSync", "leaves", small, shown.leaves, 240, "1 to 3 processes"),
         _over_nccl("bits of ordered calls", "ordered_bits", small, shown.bits_over_nccl),
         _over_nccl("the backend pycollective", "backend", small, shown.bits_over_nccl),
         _over_nccl("ordered", "ordered", small, shown.over_nccl),
@@ -296,12 +297,19 @@ def _triton_kernels(name: str, small: bool, shows: shown.Shows = shown.triton_ke
     )
 
 
-def _over_nccl(name: str, program: str, small: bool, shows: shown.Shows) -> Step:
-    """Two ranks over NCCL: ordered reductions, and trainings with them and with compression."""
+def _over_nccl(
+    name: str,
+    program: str,
+    small: bool,
+    shows: shown.Shows,
+    limit: float = 120,
+    ranks: str = "2 processes",
+) -> Step:
+    """Ranks over NCCL: ordered reductions, and trainings with them and with compression."""
     return Step(
-        f"{name} over NCCL, 2 processes on one GPU",
+        f"{name} over NCCL, {ranks} on one GPU",
         _python("-m", f"benchmarks.gpu.{program}", *(["1"] if small else [])),
-        *(120, ("extension", "torch CUDA", "triton", "ml_dtypes")),
+        *(limit, ("extension", "torch CUDA", "triton", "ml_dtypes")),
         reads=last_json,
         shows=shows,
     )

@@ -325,6 +325,31 @@ def test_the_benchmark_of_ddp_works_over_gloo():
     assert [row.met for row in rows].count(True) == 10
 
 
+@pytest.mark.storm  # six processes that train
+def test_the_benchmark_of_leaves_works_over_gloo():
+    found = over_gloo("leaves", "2")
+    assert len({row["LeafSync"] for row in found.values()}) == 1
+    assert len({row["DDP"] for row in found.values()}) == 3
+    rows = shown.leaves(found)
+    assert [row.met for row in rows if "ordered.hook" not in row.label].count(True) == 3
+
+
+def test_what_the_benchmark_of_leaves_shows():
+    launch = {"us": 10.0, "copy_us": 8.0, "share_of_copy": 0.8, "bytes": 1 << 26, "wrong": 0}
+    times = {"LeafSync": 106.0, "DDP with ordered.hook": 100.0}
+    rows = shown.leaves(
+        {
+            "1 rank": {"LeafSync": "a", "DDP": "b"},
+            "2 ranks": {"LeafSync": "c", "DDP": "d", "step_ms": times},
+            "3 ranks": {"refused": "no"},
+            "a leaf": launch,
+        }
+    )
+    assert [row.met for row in rows] == [
+        *(True, None, False, None, None, False, None, None, False, True)
+    ]
+
+
 @pytest.mark.storm  # trains six times
 def test_the_benchmark_of_fsdp_works_over_gloo():
     found = over_gloo("fsdp", "5")

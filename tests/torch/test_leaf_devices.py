@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
@@ -22,11 +23,13 @@ import pycollective as pc
 from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError
 from pycollective.torch import LeafSampler, LeafSync
 from pycollective.torch.leaves import device_accumulator
+from pycollective.torch.leaves.place import OnDevice
 from pycollective.torch.leaves.transport import OverDevices
 from pycollective.torch.leaves.words import StepWords
 from pycollective.torch.ordered import reduction
+from pycollective.torch.ordered.device_messages import DeviceMessages
 from tests.inputs import same_bits
-from tests.torch.groups import standing_group, to_numpy, to_torch
+from tests.torch.groups import CPU, standing_group, to_numpy, to_torch
 from tests.torch.leaf_devices import StandInModule, on_device
 from tests.torch.on_devices import NoWaits
 from tests.torch.ordered_groups import StandInStreams, own_group
@@ -302,6 +305,21 @@ def test_averages_are_right_though_streams_work_late(pool, ranks, seed):
                 assert same_bits(got, want)
 
 
+def test_a_bucket_is_added_on_one_stream():
+    device = LateDevice()
+    place, other = OnDevice(CPU, LateModule(device)), device.Stream(None)
+    first = device.current
+    place.begin()
+    with device.stream(other):
+        with place.adding():
+            assert device.current is first
+        assert device.current is other
+        place.begin()
+        with place.adding():
+            assert device.current is other
+    assert other.issued == 1  # waits for the first stream, which has the rows
+
+
 # --- Words that do not go together.
 
 
@@ -372,15 +390,18 @@ def test_a_device_makes_the_hosts_divisor(words, divisor):
 
 
 def given_up(comm):
-    """A rank raises in a leaf: what the ranks hear of it."""
+    """A rank raises in a leaf; what another hears whose device waits for it, and whose host does
+    not: the error of its checkpoint, and that of its next leaf."""
     warnings.filterwarnings("ignore", "LeafSync")
+    streams, said = StandInStreams(), []
     with (
         mock.patch.dict(os.environ, {"PYCOLLECTIVE_LATE_AFTER": "0.3"}),
-        own_group(comm, timeout=timedelta(seconds=20)) as group,
-        on_device(),
+        own_group(comm, timeout=timedelta(seconds=60)) as group,
+        on_device(streams=streams),
     ):
         model = torch.nn.Linear(3, 2)
         sync = LeafSync(model, 2, group=group)
+        begin = time.monotonic()
 
         def compute():
             with sync.leaf(comm.rank):
@@ -388,17 +409,32 @@ def given_up(comm):
                     raise RuntimeError("no memory")
                 model(torch.ones(1, 3)).sum().backward()
 
-        with pytest.raises((RuntimeError, CollectiveError)) as raised:
-            compute()
+        with ExitStack() as never:
+            if comm.rank == 0:  # the device comes to nothing
+                streams.done = False
+                for where, name in (
+                    *((DeviceMessages, each) for each in ("all_gather", "start")),
+                    *((reduction, each) for each in ("lay_out", "reduce")),
+                ):
+                    never.enter_context(mock.patch.object(where, name))
+            for call in (compute, sync.state_dict, compute):
+                try:
+                    call()
+                except (RuntimeError, CollectiveError, ConfigurationError) as error:
+                    said.append(f"{type(error).__name__}: {error}")
+        took = time.monotonic() - begin
+        streams.done = True
         sync.close()
-    return f"{type(raised.value).__name__}: {raised.value}"
+    return said, took
 
 
 def test_an_error_in_a_leaf_is_told_to_all(pool):
-    heard, own = pool(2).call(given_up)
-    assert heard.startswith("CollectiveAborted: aborted by rank 1: leaf 1 of step 0 raised")
-    assert "no memory" in heard
-    assert own == "RuntimeError: no memory"
+    (heard, took), (own, _) = pool(2).call(given_up)
+    assert took < 45  # the group's timeout is 60
+    assert own[0] == "RuntimeError: no memory"
+    assert heard[0].startswith("CollectiveAborted: aborted by rank 1: leaf 1 of step 0 raised")
+    assert "no memory" in heard[0]
+    assert "cannot go on: what ranks have told of a step" in heard[1]
 
 
 # --- Conditions.

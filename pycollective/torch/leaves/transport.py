@@ -219,10 +219,7 @@ class OverGroup:
         assert self._words is not None
         block = torch.from_numpy(self._words.block)
         nodes = Nodes(deal, rows, block, partial(self._divisor, self._words))
-        averages = bucket.averages
-        like = torch.empty(averages.numel(), dtype=torch.float32, device="meta")
-        narrow = bucket.own_dtype if all(map(_at_most_a_leaf, deal.held)) else None
-        call = Call("all_reduce", "avg", like, averages, narrow, nodes=nodes)
+        call = _average_of(bucket, nodes)
         self._averages.append(self._ordered.worker.submit(partial(self._ordered.run, call)))
 
     def finish(self) -> None:
@@ -327,14 +324,13 @@ class OverDevices:
         self._block = torch.from_numpy(words.block).to(self._place.device, non_blocking=True)
 
     def average(self, bucket: Bucket, deal: Deal) -> None:
-        rows, averages = bucket.accumulator._spend(), bucket.averages
+        rows = bucket.accumulator._spend()
         lasts = deal == Deal.contiguous(self.size, deal.leaves)
         nodes = Nodes(deal, rows, self._block, self._divisor_of, lasts)
-        like = torch.empty(averages.numel(), dtype=torch.float32, device="meta")
-        narrow = bucket.own_dtype if all(map(_at_most_a_leaf, deal.held)) else None
-        call = Call("all_reduce", "avg", like, averages, narrow, "device", nodes=nodes)
+        call = _average_of(bucket, nodes)
         with self._aborts.raising():
-            self._averages.append(self._ordered.issue([call], averages, [averages, *rows]))
+            tensors = [bucket.averages, *rows]
+            self._averages.append(self._ordered.issue([call], bucket.averages, tensors))
 
     def finish(self) -> None:
         averages, self._averages = self._averages, []
@@ -383,7 +379,10 @@ class OverDevices:
         while self._coming:
             words, rows, event = self._coming[0]
             if wait:
-                wait_for(event, timeout_of(self._group, self._place.device), "LeafSync: a step")
+                known = _EndedOrFailed(event, self._ordered)
+                wait_for(known, timeout_of(self._group, self._place.device), "LeafSync: a step")
+                if self._ordered.failure is not None:
+                    raise self._ordered.failure
             elif not event.query():
                 return
             self._coming.popleft()
@@ -403,6 +402,16 @@ class OverDevices:
             late = CollectiveTimeout(f"what ranks have logged has not come: {error}", self.rank)
             with self._aborts.raising():
                 raise late from error
+
+
+class _EndedOrFailed:
+    """An event that also counts as come to once its group makes no more calls."""
+
+    def __init__(self, event: Any, ordered: OrderedGroup) -> None:
+        self._event, self._ordered = event, ordered
+
+    def query(self) -> bool:
+        return bool(self._ordered.failure is not None or self._event.query())
 
 
 class Aborts:
@@ -460,6 +469,13 @@ _ASKING = timedelta(seconds=10)  # at most, of a store
 _TEXTS = 64  # of the last so many steps a store keeps
 _numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count[int]]
 _numbers = weakref.WeakKeyDictionary()
+
+
+def _average_of(bucket: Bucket, nodes: Nodes) -> Call:
+    """The call that averages a bucket; where no rank has two leaves, they travel as they are."""
+    like = torch.empty(bucket.averages.numel(), dtype=torch.float32, device="meta")
+    narrow = bucket.own_dtype if all(map(_at_most_a_leaf, nodes.deal.held)) else None
+    return Call("all_reduce", "avg", like, bucket.averages, narrow, "device", nodes=nodes)
 
 
 def _at_most_a_leaf(runs: Sequence[Node]) -> bool:
