@@ -181,7 +181,7 @@ def test_ranks_with_other_deals_are_named(pool):
 
 def sent_in_a_step(comm, leaves):
     """Bytes that a rank sends in a step of a model in bfloat16."""
-    model = torch.nn.Linear(200, 200, dtype=torch.bfloat16)
+    model = torch.nn.Linear(200, 224, dtype=torch.bfloat16)
     sync = LeafSync(model, leaves, grad_dtype=torch.float32, group=standing(comm))
     before = sync.stats()["sent_bytes"]
     for leaf in sync.local_leaves:
@@ -193,7 +193,7 @@ def sent_in_a_step(comm, leaves):
 
 
 def test_a_leaf_travels_in_its_own_type_where_ranks_have_one(pool):
-    half = (200 * 200 + 200) // 2  # elements that the other rank reduces, and as many results
+    half = 224 * (200 + 1) // 2  # elements that the other rank reduces, and as many results
     headers = 64 + 64
     assert pool(2).call(sent_in_a_step, 2) == [half * (2 + 4) + headers] * 2
     assert pool(2).call(sent_in_a_step, 4) == [half * (4 + 4) + headers] * 2

@@ -635,7 +635,8 @@ class LeafSync:
         counts = [each for each in self._given.values() if each is not None]
         self._words = StepWords(self.step, self._deal, counts, self._seconds_before)
         # Where this rank's leaves have no counts there are none.
-        self._transport.announce(self._words, needed=bool(counts) or not self._given)
+        with self._place.adding():
+            self._transport.announce(self._words, needed=bool(counts) or not self._given)
 
     def _settle_words(self) -> None:
         """Read what ranks have told of all steps, for its errors."""

@@ -329,7 +329,7 @@ class OverDevices:
         nodes = Nodes(deal, rows, self._block, self._divisor_of, lasts)
         call = _average_of(bucket, nodes)
         with self._aborts.raising():
-            tensors = [bucket.averages, *rows]
+            tensors = [bucket.averages, self._block, *rows]
             self._averages.append(self._ordered.issue([call], bucket.averages, tensors))
 
     def finish(self) -> None:

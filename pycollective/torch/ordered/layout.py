@@ -108,13 +108,14 @@ class Layout:
         """The rank that reduces it."""
         return self.hosts[shard.host][shard.rail]
 
-    def shards_of(self, begin: int, end: int) -> list[Shard]:
+    def shards_of(self, begin: int, end: int, unit: int = 1) -> list[Shard]:
         """Cut elements into a shard for each rank that reduces, whose results all ranks keep.
 
-        Those of a rail are neighbours. Sizes differ by one element at most; some may be empty.
+        Those of a rail are neighbours. They begin `unit` elements apart, or a multiple of that.
+        Sizes differ by one unit at most; some may be empty.
         """
         parts, hosts = self.rails * len(self.hosts), len(self.hosts)
-        cuts = [begin + (end - begin) * i // parts for i in range(parts + 1)]
+        cuts = [begin + (end - begin) * i // parts // unit * unit for i in range(parts)] + [end]
         return [Shard(i % hosts, i // hosts, cuts[i], cuts[i + 1], cuts[i]) for i in range(parts)]
 
     def shards_for_ranks(self, each: int, begin: int, end: int) -> list[Shard]:

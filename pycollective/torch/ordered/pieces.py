@@ -24,6 +24,7 @@ from pycollective.triton.formats import name_of
 # Up to so many bytes of all ranks together, every rank gets all leaves and reduces all.
 _SMALL = 32 << 10
 _ALIGNED = 64  # bytes: rows that begin so are read 16 bytes at a time
+_UNIT = 16  # elements: 16 bytes or more of any type
 
 WORDS = 8  # that a rank says of its nodes, behind the header
 BLOCK = 8 * WORDS  # bytes
@@ -325,8 +326,9 @@ def cut(call: Call, layout: Layout, piece: int) -> Iterator[list[Shard]]:
     """
     elements = max(1, piece // call.leaves.itemsize)
     if call.kind == "all_reduce":
+        unit = _UNIT if call.nodes is not None else 1  # kernels take vectors of what is aligned
         for begin in range(0, call.leaves.numel(), elements):
-            yield layout.shards_of(begin, min(begin + elements, call.leaves.numel()))
+            yield layout.shards_of(begin, min(begin + elements, call.leaves.numel()), unit)
         return
     each = call.results.numel()
     part = max(1, elements // layout.size)
