@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from pycollective.shim import loading
 
+_CPU = torch.device("cpu")
+
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
     """The backend for tensors on such a device, or None.
@@ -22,11 +24,11 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
     return getattr(backend, "wrapped_pg", backend)
 
 
-def is_gloo(group: dist.ProcessGroup) -> bool:
-    """Whether Gloo serves a group's CPU tensors."""
+def is_gloo(group: dist.ProcessGroup, device: torch.device = _CPU) -> bool:
+    """Whether Gloo serves a group's tensors on such a device."""
     if not dist.is_gloo_available():
         return False
-    return isinstance(backend_of(group, torch.device("cpu")), dist.ProcessGroupGloo)
+    return isinstance(backend_of(group, device), dist.ProcessGroupGloo)
 
 
 def own_backend(group: dist.ProcessGroup, device: torch.device) -> Any:

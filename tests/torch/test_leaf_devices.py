@@ -24,7 +24,7 @@ from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError
 from pycollective.torch import LeafSampler, LeafSync
 from pycollective.torch.leaves import device_accumulator
 from pycollective.torch.leaves.place import OnDevice
-from pycollective.torch.leaves.transport import OverDevices
+from pycollective.torch.leaves.transport import OverDevices, transport_of
 from pycollective.torch.leaves.words import StepWords
 from pycollective.torch.ordered import reduction
 from pycollective.torch.ordered.device_messages import DeviceMessages
@@ -613,6 +613,17 @@ def test_ranks_without_a_process_group_are_refused(alone):
     ranks = mock.MagicMock(spec=pc.Communicator, size=2)
     with on_device(), pytest.raises(ConfigurationError, match="and 2 ranks have none"):
         LeafSync(torch.nn.Linear(3, 2), 2, group=ranks)
+
+
+def over_gloo(comm):
+    with own_group(comm) as group, pytest.raises(ConfigurationError) as raised:
+        transport_of(group, OnDevice(torch.device("cuda", 0), StandInModule()))
+    return str(raised.value)
+
+
+def test_gloo_carries_no_tensors_of_gpus(pool):
+    why = "parameters are on cuda:0, and the process group (gloo) carries no tensors there"
+    assert all(why in said for said in pool(2).call(over_gloo))
 
 
 @contextmanager

@@ -68,17 +68,19 @@ class LeafSync:
     steps in a leaf or in backward is refused.
 
     Args:
-        model: a module with parameters on the CPU, compiled or in DistributedDataParallel or not.
+        model: a module with parameters on the CPU, or on one CUDA device, compiled or in
+            DistributedDataParallel or not.
         leaves: M, of a step, over all ranks.
         seed: of what `leaf` seeds, and of `LeafSampler`.
         grad_dtype: of the averages, such as ``torch.float32`` for weights in bfloat16; None for
             each parameter's own dtype.
         bucket_cap_mb: MiB of averages in a bucket, at most, unless one parameter has more. None for
             6 over ``pycollective``, so that gradients are still in a cache when they are added, and
-            for DDP's 25 over another backend, whose calls cost more.
+            for DDP's 25 over another backend, whose calls cost more, and on a GPU.
         group: a process group of ``pycollective``, Gloo or another backend that carries CPU
-            tensors, or a `Communicator`; None for DDP's, the default group, or, where there is
-            none, the ranks that `pycollective.init` finds.
+            tensors, or a `Communicator`; for parameters on a GPU one of NCCL or ``pycollective``.
+            None for DDP's, the default group, or, where there is none, the ranks that
+            `pycollective.init` finds.
 
     Attributes:
         leaves: M.
@@ -91,10 +93,11 @@ class LeafSync:
         ConfigurationError: on all ranks, an argument or the model of one cannot be used so; says
             what.
         CollectiveMismatch: the ranks give other arguments, other parameters or buffers, or compute
-            with other numbers of threads.
+            with other numbers of threads, or on GPUs of another kind or with other settings.
 
     Warns:
-        UserWarning: a module keeps what differs from rank to rank, as BatchNorm does.
+        UserWarning: a module keeps what differs from rank to rank, as BatchNorm does; or a setting
+            under which a GPU's kernels may not repeat themselves.
     """
 
     def __init__(
@@ -263,7 +266,7 @@ class LeafSync:
                 sync.finish()
                 optimizer.step()
 
-        The CPU generators of torch, NumPy and Python are seeded from (`seed`, `step`, `leaf`), so
+        The generators of torch (of the CPU, and of the model's GPU), NumPy and Python are seeded from (`seed`, `step`, `leaf`), so
         dropout draws the same whatever rank has the leaf, and go on afterwards as if nothing had
         drawn. The last of this rank's leaves averages: at its end ``.grad`` is there.
 
