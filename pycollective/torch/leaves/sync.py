@@ -266,9 +266,10 @@ class LeafSync:
                 sync.finish()
                 optimizer.step()
 
-        The generators of torch (of the CPU, and of the model's GPU), NumPy and Python are seeded from (`seed`, `step`, `leaf`), so
-        dropout draws the same whatever rank has the leaf, and go on afterwards as if nothing had
-        drawn. The last of this rank's leaves averages: at its end ``.grad`` is there.
+        The generators of torch (of the CPU, and of the model's GPU), NumPy and Python are seeded
+        from (`seed`, `step`, `leaf`), so dropout draws the same whatever rank has the leaf, and go
+        on afterwards as if nothing had drawn. The last of this rank's leaves averages: at its end
+        ``.grad`` is there.
 
         Args:
             leaf: one of `local_leaves` that this step does not have yet; in any order, or, where
