@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from itertools import accumulate
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -49,6 +50,7 @@ class Accumulator:
         leaves: M.
         shapes: the shapes of a leaf's arrays.
         shape: of a leaf, and so of the reduction's result: a list of arrays is one flat row.
+        begins: the element of a row at which each array begins.
         size: elements of them all.
 
     Raises:
@@ -62,7 +64,8 @@ class Accumulator:
             raise ConfigurationError("[] has no shape in it; the shape of a scalar is ()")
         self._bucket = not _is_number(given) and not all(map(_is_number, given))
         self.shapes = tuple(map(_sizes, given if self._bucket else (given,)))
-        self.size = sum(map(prod, self.shapes))
+        counts = map(prod, self.shapes)
+        *self.begins, self.size = accumulate(counts, initial=0)
         self.shape = (self.size,) if self._bucket else self.shapes[0]
         self._held: dict[Node, _Row | list[Any]] = {}  # a list: a leaf that was donated
         self._free: list[_Row] = []

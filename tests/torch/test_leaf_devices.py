@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
-import warnings
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ import pycollective as pc
 from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError
 from pycollective.torch import LeafSampler, LeafSync
 from pycollective.torch.leaves import device_accumulator
+from pycollective.torch.leaves.buckets import Bucket
 from pycollective.torch.leaves.place import OnDevice
 from pycollective.torch.leaves.transport import OverDevices, transport_of
 from pycollective.torch.leaves.words import StepWords
@@ -56,7 +57,6 @@ def taken(sync, model, leaves, given, counts=None):
 
 def averages(comm, dtypes, leaves, options, counts=None, kernels=False):
     """As `test_leaf_sync.averages`, by the way of devices."""
-    warnings.filterwarnings("ignore", "LeafSync")
     group = standing_group(comm)
     with ExitStack() as stack:
         stack.enter_context(on_device())
@@ -77,8 +77,9 @@ def averages(comm, dtypes, leaves, options, counts=None, kernels=False):
             found.append([*map(to_numpy, taken(sync, model, order, given, counts))])
             found[-1] = [each.copy() for each in found[-1]]
         sync.state_dict()
-        held = sum(each.accumulator.nbytes + each.averages.nbytes for each in sync._buckets)
-        assert held == said
+        held = [each.averages for each in sync._buckets]
+        held += [row for each in sync._buckets for row in each.accumulator._free]
+        assert sum(each.nbytes for each in held) <= said < sum(each.nbytes + 128 for each in held)
         sync.close()
     return found
 
@@ -158,7 +159,6 @@ WAYS = {
 
 def trained(comm, device, way):
     """The digest of the weights after some steps."""
-    warnings.filterwarnings("ignore", "LeafSync")
     how = WAYS[way]
     torch.manual_seed(3)
     with on_device() if device else nullcontext():
@@ -200,7 +200,6 @@ def test_a_training_on_devices_has_the_weights_of_cpus(pool, way):
 
 def without_waiting(comm):
     """Steps of a device that ends nothing: how many words are on their way, and then are read."""
-    warnings.filterwarnings("ignore", "LeafSync")
     streams = StandInStreams()
     given = gradients_of(FP32, 4)
     with on_device(streams=streams):
@@ -266,7 +265,6 @@ class LateModule(StandInModule):
 
 def late(comm, given, seed):
     """Averages of two steps on a device whose streams work late."""
-    warnings.filterwarnings("ignore", "LeafSync")
     device = LateDevice(seed)
     found = []
     streams = late_streams(device, "LeafSync")
@@ -325,7 +323,6 @@ def test_a_bucket_is_added_on_one_stream():
 
 def at_odds(comm, case):
     """What a step's averages are where ranks' words make no divisor; what is raised then."""
-    warnings.filterwarnings("ignore", "LeafSync")
     with own_group(comm, timeout=timedelta(seconds=20)) as group, on_device():
         model = torch.nn.Linear(3, 2)
         sync = LeafSync(model, 4, group=group)
@@ -386,13 +383,12 @@ def test_a_device_makes_the_hosts_divisor(words, divisor):
         with pytest.raises((CollectiveMismatch, ConfigurationError)):
             step.read(rows)
     else:
-        assert made.item() == divisor == (step.read(rows) or step.divisor)
+        assert made.item() == divisor == step.read(rows)
 
 
 def given_up(comm):
     """A rank raises in a leaf; what another hears whose device waits for it, and whose host does
     not: the error of its checkpoint, and that of its next leaf."""
-    warnings.filterwarnings("ignore", "LeafSync")
     streams, said = StandInStreams(), []
     with (
         mock.patch.dict(os.environ, {"PYCOLLECTIVE_LATE_AFTER": "0.3"}),
@@ -442,41 +438,21 @@ def test_an_error_in_a_leaf_is_told_to_all(pool):
 
 def unlike(comm, case):
     """What is raised where a condition of rank 1 is another."""
-    warnings.filterwarnings("ignore", "LeafSync")
     module, mine = StandInModule(), comm.rank == 1
-    numbers = {"name": "stand-in", "multi_processor_count": 132}
     with ExitStack() as stack:
-        stack.enter_context(own_group(comm))
-        if mine and case in ("device", "multiprocessors"):
-            key = {"device": "name", "multiprocessors": "multi_processor_count"}[case]
-            module.properties = SimpleNamespace(**{**numbers, key: 7})
-        if mine and case == "CUBLAS_WORKSPACE_CONFIG":
-            stack.enter_context(mock.patch.dict(os.environ, {case: ":16:8"}))
-        if mine and case == "use_deterministic_algorithms":
-            torch.use_deterministic_algorithms(True)
-            stack.callback(torch.use_deterministic_algorithms, False)
-        if mine and case == "attention backends":
-            torch.backends.cuda.enable_flash_sdp(False)
-            stack.callback(torch.backends.cuda.enable_flash_sdp, True)
+        group = stack.enter_context(own_group(comm))
+        if mine and case == "multiprocessors":
+            module.properties = SimpleNamespace(name="stand-in", multi_processor_count=7)
         if mine and case == "cudnn.benchmark":
-            torch.backends.cudnn.benchmark = True
-            stack.callback(setattr, torch.backends.cudnn, "benchmark", False)
-        if mine and case == "TF32 of matmul":
-            torch.backends.cuda.matmul.allow_tf32 = True
-            stack.callback(setattr, torch.backends.cuda.matmul, "allow_tf32", False)
+            stack.enter_context(mock.patch.object(torch.backends.cudnn, "benchmark", True))
         stack.enter_context(on_device(module))
+        model = torch.nn.Linear(3, 2)
         with pytest.raises((CollectiveMismatch, ConfigurationError)) as raised:
-            LeafSync(torch.nn.Linear(3, 2), 2, group=standing_group(comm))
+            LeafSync(compiled(model) if mine and case == "torch.compile" else model, 2, group=group)
     return str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *("device", "multiprocessors", "CUBLAS_WORKSPACE_CONFIG", "attention backends"),
-        *("use_deterministic_algorithms", "TF32 of matmul"),
-    ],
-)
+@pytest.mark.parametrize("case", ["multiprocessors", "torch.compile"])
 def test_ranks_are_told_which_condition_they_have_unlike(pool, case):
     for said in pool(2).call(unlike, case):
         assert said.startswith(f"LeafSync: rank(s) 1 have other {case} than rank 0: ")
@@ -484,8 +460,36 @@ def test_ranks_are_told_which_condition_they_have_unlike(pool, case):
 
 def test_kernels_chosen_by_a_clock_are_refused(pool):
     here, there = pool(2).call(unlike, "cudnn.benchmark")
-    assert "cuDNN then chooses kernels by a clock" in there
+    assert "cuDNN then times its kernels" in there
     assert "refused on rank(s) 1" in here
+
+
+SET = {
+    "CUBLAS_WORKSPACE_CONFIG": mock.patch.dict(os.environ, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}),
+    "use_deterministic_algorithms": mock.patch.object(
+        torch, "are_deterministic_algorithms_enabled", return_value=True
+    ),
+    "attention backends": mock.patch.object(
+        torch.backends.cuda, "flash_sdp_enabled", return_value=False
+    ),
+    "TF32 of matmul": mock.patch.object(torch.backends.cuda.matmul, "allow_tf32", True),
+    "TF32 of cuDNN": mock.patch.object(torch.backends.cudnn, "allow_tf32", False),
+    "bf16 reductions of reduced precision": mock.patch.object(
+        torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False
+    ),
+    "cudnn.deterministic": mock.patch.object(torch.backends.cudnn, "deterministic", True),
+}
+
+
+@pytest.mark.parametrize("name", SET)
+def test_a_setting_is_a_condition(name):
+    place = OnDevice(CPU, StandInModule())
+    before = place.conditions(False)
+    with SET[name]:
+        now = place.conditions(False)
+    # What was set stands for others, too.
+    assert name in [each for each in before if before[each] != now[each]]
+    assert json.loads(json.dumps(before)) == before == place.conditions(False)
 
 
 @pytest.fixture
@@ -557,9 +561,8 @@ def test_a_comparison_names_the_conditions_that_are_unlike(made, tmp_path, capsy
 # --- Logs, and what is refused.
 
 
-def logged(comm, device, ranks):
+def logged(comm, device):
     """What a step of the loop logs."""
-    warnings.filterwarnings("ignore", "LeafSync")
     with on_device() if device else nullcontext():
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 1)
@@ -582,11 +585,11 @@ def logged(comm, device, ranks):
 
 
 def test_logs_are_those_of_cpus(pool):
-    [on_cpu] = pool(1).call(logged, False, 1)
+    [on_cpu] = pool(1).call(logged, False)
     assert not on_cpu[0]
     assert on_cpu[1]
     for ranks in (1, 3):
-        assert pool(ranks).call(logged, True, ranks) == [on_cpu] * ranks
+        assert pool(ranks).call(logged, True) == [on_cpu] * ranks
 
 
 def test_old_logs_are_no_more_there(made):
@@ -596,6 +599,36 @@ def test_old_logs_are_no_more_there(made):
     assert texts[64]() == [b"64"]
     with pytest.raises(ConfigurationError, match="64 steps ago is no more there"):
         texts[0]()
+
+
+def test_who_reads_an_old_log_can_go_on(made):
+    model, sync, _ = made
+    data = TensorDataset(torch.ones(20, 3))
+    loader = DataLoader(data, batch_sampler=LeafSampler(sync, 20, micro_batch=1))
+    steps = []
+    for step in sync.steps(loader, until=66):
+        steps.append(step)
+        for (x,) in step:
+            step.log(x=step.number)
+            model(x).sum().backward()
+        if step.number == 64:
+            with pytest.raises(ConfigurationError, match="is no more there"):
+                assert steps[0].logged
+            assert steps[1].logged == {"x": 1.0}
+    assert sync.step == 66
+
+
+def test_a_gradient_that_lies_otherwise_stays_on_its_device():
+    place = SimpleNamespace(
+        device=torch.device("meta"),
+        accumulator=lambda shapes, leaves: SimpleNamespace(begins=[0], size=6),
+        take=lambda gradient: gradient,
+    )
+    weight = torch.nn.Parameter(torch.empty(2, 3, device="meta"))
+    bucket = Bucket([("weight", weight)], torch.float32, 1, place)
+    bucket.take(0, torch.empty(3, 2, device="meta").t())
+    assert bucket.gradients[0].device == place.device
+    assert bucket.gradients[0].is_contiguous()
 
 
 def test_what_a_device_cannot_do_is_refused(made):
@@ -622,7 +655,7 @@ def over_gloo(comm):
 
 
 def test_gloo_carries_no_tensors_of_gpus(pool):
-    why = "parameters are on cuda:0, and the process group (gloo) carries no tensors there"
+    why = "parameters are on cuda:0, and LeafSync does not work there over a process group of gloo"
     assert all(why in said for said in pool(2).call(over_gloo))
 
 

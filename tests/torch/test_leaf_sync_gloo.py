@@ -145,7 +145,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for():
 def used_after_close(comm):
     """What a call of a group is told that was closed while it was under way."""
     with own_group(comm, timeout=datetime.timedelta(seconds=20)) as group:
-        transport = leaf_transport.OverGroup(group, 0)
+        transport = leaf_transport.OverGroup(group, "alone")
         messages = transport._ordered._messages
         comm.barrier()
         transport.close()

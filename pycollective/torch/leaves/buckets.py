@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from pycollective.torch.leaves.device_accumulator import begins_of
-from pycollective.torch.leaves.place import OnCpu
+from pycollective.torch.leaves.place import Place
 
 Named = tuple[str, torch.nn.Parameter]
 
@@ -36,7 +35,7 @@ class Bucket:
     """
 
     def __init__(
-        self, named: Sequence[Named], dtype: torch.dtype, leaves: int, place: OnCpu
+        self, named: Sequence[Named], dtype: torch.dtype, leaves: int, place: Place
     ) -> None:
         self._place = place
         self.parameters = [parameter for _, parameter in named]
@@ -47,10 +46,8 @@ class Bucket:
             for each in self.parameters
         ]
         self.accumulator = place.accumulator(shapes, leaves)
-        counts = [each.numel() for each in self.parameters]
-        *begins, end = begins_of(counts, place.aligned)
-        self.averages = torch.zeros(end, dtype=dtype, device=place.device)
-        parts = zip(begins, self.parameters, self._strides, strict=True)
+        self.averages = torch.zeros(self.accumulator.size, dtype=dtype, device=place.device)
+        parts = zip(self.accumulator.begins, self.parameters, self._strides, strict=True)
         self._views = [
             self.averages.as_strided(each.shape, strides, begin) for begin, each, strides in parts
         ]
@@ -72,8 +69,7 @@ class Bucket:
         gradient = gradient.detach()
         strides = self._strides[number]
         if gradient.stride() != strides:
-            like = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype)
-            gradient = like.copy_(gradient)
+            gradient = gradient.new_empty_strided(gradient.shape, strides).copy_(gradient)
         if not gradient.is_contiguous():
             gradient = gradient.as_strided((gradient.numel(),), (1,))
         self.gradients[number] = self._place.take(gradient)
@@ -92,7 +88,7 @@ class Bucket:
 
 
 def buckets_of(
-    named: Sequence[Named], leaves: int, dtype: torch.dtype | None, cap: float, place: OnCpu
+    named: Sequence[Named], leaves: int, dtype: torch.dtype | None, cap: float, place: Place
 ) -> list[Bucket]:
     """Cut the parameters into buckets, the last first, as backward is likely to come to them.
 

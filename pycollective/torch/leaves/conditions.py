@@ -57,36 +57,37 @@ def conditions(properties: Any, compiled: bool) -> dict[str, Any]:
         "cudnn.benchmark": cudnn.benchmark,
         "cudnn.deterministic": cudnn.deterministic,
         "attention backends": [name for name, is_on in attention.items() if is_on()],
+        "torch.compile": compiled,
+        "Triton": _version("triton") if compiled else None,
+        "TORCHINDUCTOR_DETERMINISTIC": _inductor_is_deterministic() if compiled else None,
     }
-    if compiled:
-        found["Triton"] = _version("triton")
-        found["TORCHINDUCTOR_DETERMINISTIC"] = _inductor_is_deterministic()
     return found
 
 
 def refuse(found: dict[str, Any]) -> None:
-    """Refuse conditions under which no leaf has bits of its own.
+    """Refuse conditions under which no leaf has bits of its own; those of CPUs have none.
 
     Raises:
         ConfigurationError: cuDNN chooses its kernels by a clock.
     """
-    if found["cudnn.benchmark"]:
+    if found.get("cudnn.benchmark"):
         raise ConfigurationError(
-            "LeafSync: torch.backends.cudnn.benchmark is True: cuDNN then chooses kernels by a "
-            "clock, and a leaf's gradients differ from rank to rank; set it to False"
+            "LeafSync: torch.backends.cudnn.benchmark is True: cuDNN then times its kernels and "
+            "takes the fastest, so a leaf's gradients differ from rank to rank; set it to False"
         )
 
 
 def warn(found: dict[str, Any], stacklevel: int) -> None:
     """Warn of conditions under which a leaf's gradients may differ from one time to the next."""
     doubtful = []
-    if not found["use_deterministic_algorithms"]:
+    if found.get("use_deterministic_algorithms") is False:
         doubtful.append(
             "torch.use_deterministic_algorithms is off: kernels that add by atomics are not named"
         )
-    if found["CUBLAS_WORKSPACE_CONFIG"] not in _WORKSPACES:
+    workspace = found.get("CUBLAS_WORKSPACE_CONFIG")
+    if workspace is not None and workspace not in _WORKSPACES:
         doubtful.append(
-            f"CUBLAS_WORKSPACE_CONFIG is {found['CUBLAS_WORKSPACE_CONFIG']!r}: set it to "
+            f"CUBLAS_WORKSPACE_CONFIG is {workspace!r}: set it to "
             f"{_WORKSPACES[0]} before CUDA is first used, or cuBLAS may not repeat itself"
         )
     if found.get("TORCHINDUCTOR_DETERMINISTIC") is False:

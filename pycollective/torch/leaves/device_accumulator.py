@@ -12,12 +12,7 @@ import torch
 
 from pycollective.leaves.accumulator import Accumulator
 
-ALIGNED = 16  # elements, at whose multiples gradients begin: of any type 16 bytes or more
-
-
-def begins_of(counts: Sequence[int], aligned: int) -> list[int]:
-    """Where arrays of so many elements begin that lie one behind the other, and where all end."""
-    return list(accumulate((-(-count // aligned) * aligned for count in counts), initial=0))
+_UNIT = 16  # elements, at whose multiples gradients begin: of any type 16 bytes or more
 
 
 def kernels_of(device: torch.device) -> Any:
@@ -42,12 +37,13 @@ class DeviceAccumulator(Accumulator):
 
     def __init__(self, counts: Sequence[int], leaves: int, device: torch.device) -> None:
         super().__init__([(count,) for count in counts], leaves=leaves)
-        *self._begins, self.size = begins_of(counts, ALIGNED)
+        rooms = (-(-count // _UNIT) * _UNIT for count in counts)
+        *self.begins, self.size = accumulate(rooms, initial=0)
         self.shape = (self.size,)
         self._counts, self._device = counts, device
         self._kernels = kernels_of(device)
         if self._kernels is not None:
-            self._places = self._kernels.Places(self._begins, counts, device)
+            self._places = self._kernels.Places(self.begins, counts, device)
 
     def _keeps(self, arrays: Sequence[Any]) -> bool:
         return False
@@ -56,7 +52,7 @@ class DeviceAccumulator(Accumulator):
         if self._kernels is not None:
             self._kernels.accumulate(self._places, arrays, terms, out)
             return
-        for gradient, begin, count in zip(arrays, self._begins, self._counts, strict=True):
+        for gradient, begin, count in zip(arrays, self.begins, self._counts, strict=True):
             part = slice(begin, begin + count)
             if gradient is None:
                 value = torch.zeros(count, device=self._device)

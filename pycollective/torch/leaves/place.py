@@ -4,65 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from pycollective.errors import ConfigurationError
 from pycollective.leaves.accumulator import Accumulator
-from pycollective.torch.leaves.conditions import conditions, refuse, warn
-from pycollective.torch.leaves.device_accumulator import ALIGNED, DeviceAccumulator
+from pycollective.torch.leaves.conditions import conditions
+from pycollective.torch.leaves.device_accumulator import DeviceAccumulator
 
 _NUMPY = (torch.float32, torch.float16)
+_THREADS = "threads (torch.set_num_threads, OMP_NUM_THREADS)"
 
 
-class OnCpu:
-    """On CPUs, where what is computed is there at once.
+class Place(Protocol):
+    """Where a model's parameters are.
 
     Attributes:
-        device: of the parameters.
-        aligned: at multiples of so many elements a bucket's averages begin.
+        device: of them all.
     """
 
-    device = torch.device("cpu")
-    aligned = 1
+    device: torch.device
 
     def accumulator(self, shapes: Sequence[tuple[int, ...]], leaves: int) -> Accumulator:
-        """What adds up gradients of such shapes, one behind the other."""
-        return Accumulator([*shapes], leaves=leaves)
+        """What adds up gradients of such shapes, in rows where each has its place."""
 
     def begin(self) -> None:
         """Note that a leaf begins here, or this rank's part in a step without leaves."""
 
     def take(self, gradient: torch.Tensor) -> Any:
         """Take a gradient from the hook that has it, to be added later; contiguous."""
-        # NumPy's are handed over faster than by DLPack.
-        return gradient.numpy() if gradient.dtype in _NUMPY else gradient
 
     def adding(self) -> AbstractContextManager[Any]:
         """Within, gradients that were taken may be added and averaged."""
-        return nullcontext()
 
     def hand_out(self) -> None:
         """Let the caller use what was averaged."""
 
     def seeded(self, seed: int) -> AbstractContextManager[Any]:
-        """Within, random numbers of the device follow from the seed; of the CPU see `seeded`."""
+        """Within, random numbers of a device follow from the seed; of the CPU see `seeded`."""
+
+    def conditions(self, compiled: bool) -> dict[str, Any]:
+        """What the ranks must have alike so that a leaf has the same gradients on each."""
+
+
+class OnCpu:
+    """On CPUs, where what is computed is there at once."""
+
+    device = torch.device("cpu")
+
+    def accumulator(self, shapes: Sequence[tuple[int, ...]], leaves: int) -> Accumulator:
+        return Accumulator([*shapes], leaves=leaves)
+
+    def begin(self) -> None:
+        pass
+
+    def take(self, gradient: torch.Tensor) -> Any:
+        # NumPy's are handed over faster than by DLPack.
+        return gradient.numpy() if gradient.dtype in _NUMPY else gradient
+
+    def adding(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def hand_out(self) -> None:
+        pass
+
+    def seeded(self, seed: int) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def conditions(self, compiled: bool) -> dict[str, Any]:
-        """What the ranks must have alike so that a leaf has the same gradients on each.
-
-        Raises:
-            ConfigurationError: so it has not.
-        """
-        return {"threads (torch.set_num_threads, OMP_NUM_THREADS)": torch.get_num_threads()}
-
-    def warn(self, found: dict[str, Any], stacklevel: int) -> None:
-        """Warn of conditions under which a leaf's gradients may differ."""
+        return {_THREADS: torch.get_num_threads()}
 
 
-class OnDevice(OnCpu):
+class OnDevice:
     """On a GPU, whose streams work later than the host asks.
 
     Leaves are added on the stream that was current when the leaf began, behind the streams on which
@@ -72,8 +86,6 @@ class OnDevice(OnCpu):
         device: with its number.
         module: torch's of such devices, `torch.cuda`.
     """
-
-    aligned = ALIGNED
 
     def __init__(self, device: torch.device, module: Any) -> None:
         self.device, self._module = device, module
@@ -125,14 +137,10 @@ class OnDevice(OnCpu):
 
     def conditions(self, compiled: bool) -> dict[str, Any]:
         found = conditions(self._module.get_device_properties(self.device), compiled)
-        refuse(found)
-        return super().conditions(compiled) | found
-
-    def warn(self, found: dict[str, Any], stacklevel: int) -> None:
-        warn(found, stacklevel + 1)
+        return {_THREADS: torch.get_num_threads(), **found}
 
 
-def place_of(model: torch.nn.Module) -> OnCpu:
+def place_of(model: torch.nn.Module) -> Place:
     """Where a model's first parameter is that requires a gradient; `Model` refuses all else."""
     if isinstance(model, torch.nn.Module):
         for each in model.parameters():

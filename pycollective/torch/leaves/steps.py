@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from weakref import ReferenceType, ref
 
 from pycollective.agree import let_all_hear
-from pycollective.errors import CollectiveMismatch, ConfigurationError
+from pycollective.errors import CollectiveError, CollectiveMismatch, ConfigurationError
 from pycollective.torch.leaves.balance import Balance, Cost
 from pycollective.torch.leaves.log import Log
 from pycollective.torch.leaves.sampler import LeafSampler, Leaves, refuse_iterable
@@ -244,7 +244,7 @@ class Step:
                 )
             try:
                 self._logged = self._means()
-            except BaseException as error:
+            except CollectiveError as error:
                 self._sync._break(f"what step {self.number} has logged:", error)
                 raise
         return self._logged

@@ -26,7 +26,7 @@ from pycollective.errors import (
     named,
 )
 from pycollective.leaves.deal import Deal
-from pycollective.torch.leaves import comparison
+from pycollective.torch.leaves import comparison, conditions
 from pycollective.torch.leaves.balance import Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
@@ -127,7 +127,7 @@ class LeafSync:
             self._begin(grad_dtype, bucket_cap_mb)
             if self._transport.rank == 0:
                 self._model.warn_of_state()
-                self._place.warn(self._place.conditions(self._model.is_compiled), stacklevel=2)
+                conditions.warn(self._conditions, stacklevel=2)
             self._undo = undo.pop_all()
 
     def _begin(self, grad_dtype: torch.dtype | None, bucket_cap_mb: float) -> None:
@@ -421,8 +421,8 @@ class LeafSync:
         if not gradients:
             raise ConfigurationError(f"compare_leaf: `compute` of leaf {leaf} has no backward")
         about = [weights.hexdigest(), self.leaves, self.seed, self.step, leaf]
-        conditions = self._place.conditions(self._model.is_compiled)
-        return comparison.compare(Path(path), about, gradients, conditions)
+        now = self._place.conditions(self._model.is_compiled)
+        return comparison.compare(Path(path), about, gradients, now)
 
     def state_dict(self) -> dict[str, int]:
         """What a checkpoint keeps beside the model's and the optimizer's; the same on all ranks.
@@ -465,11 +465,12 @@ class LeafSync:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes for gradients at most, also before the first step.
+        """Bytes of averages and sums that it takes at most, also before the first step.
 
-        These are the averages, and fp32 rows of as many elements: log2(m) + 1 rows for an aligned
-        run of m leaves, up to twice as many for other runs. They are counted for the leaves of the
-        step that is under way or comes next.
+        A sum is a row of fp32 with a number for each parameter's element: there are log2(m) + 1
+        rows for an aligned run of m leaves, and up to twice as many for other runs. They are
+        counted for the leaves of the step that is under way or comes next. What calls keep to send
+        and receive is not in it.
         """
         rows = sum(each.accumulator.nbytes_for(self.local_leaves) for each in self._buckets)
         return rows + sum(each.averages.nbytes for each in self._buckets)
@@ -704,13 +705,15 @@ class LeafSync:
             if not bucket_cap_mb > 0:
                 raise ConfigurationError(f"LeafSync: bucket_cap_mb is {bucket_cap_mb}, not above 0")
             found.append(Model(model, grad_dtype, self._place.device))
+            self._conditions = self._place.conditions(found[0].is_compiled)
+            conditions.refuse(self._conditions)
             described.extend(found[0].described())
             return {
                 "leaves": self.leaves,
                 "seed": self.seed,
                 "grad_dtype": str(grad_dtype),
                 "bucket_cap_mb": bucket_cap_mb,
-                **self._place.conditions(found[0].is_compiled),
+                **self._conditions,
                 _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
             }
 

@@ -34,7 +34,7 @@ from pycollective.system_limits import start_thread
 from pycollective.torch.device_side import DeviceSide, nccl
 from pycollective.torch.leaves.buckets import Bucket
 from pycollective.torch.leaves.log import MOST_TEXT_BYTES
-from pycollective.torch.leaves.place import OnCpu, OnDevice
+from pycollective.torch.leaves.place import OnDevice, Place
 from pycollective.torch.leaves.words import StepWords
 from pycollective.torch.ordered.calls import checked_group
 from pycollective.torch.ordered.group import OrderedGroup
@@ -48,13 +48,14 @@ from pycollective.torch.serving import (
     store_of,
     timeout_of,
 )
-from pycollective.torch.streams import streams_of, wait_for
+from pycollective.torch.streams import streams_of
 
 
 class Transport(Protocol):
     """The ranks of a LeafSync, for its calls alone; all ranks make the same in one order.
 
-    Every wait ends with a `CollectiveError` after the group's timeout at the latest.
+    Every wait ends with a `CollectiveError` after the group's timeout at the latest. What the host
+    waits for has the bodies here.
 
     Attributes:
         rank: this one.
@@ -66,7 +67,7 @@ class Transport(Protocol):
     rank: int
     size: int
     bucket_cap_mb: float
-    waits: bool
+    waits: bool = True
 
     def all_gather(self, row: Bytes) -> Bytes:
         """Wait for every rank's row of as many bytes: (n,) in, (size, n) out."""
@@ -78,7 +79,7 @@ class Transport(Protocol):
         """Tell all ranks some words of this one, once a step, before its averages.
 
         Args:
-            words: of this rank; all ranks' are read by the end of `finish`.
+            words: of this rank. All ranks' are read by the end of `finish`, where the host waits.
             needed: whether the divisor may be another than the number of leaves. If not, averages
                 begin before others' words have come.
         """
@@ -99,6 +100,7 @@ class Transport(Protocol):
 
     def settle(self) -> None:
         """Wait until all ranks' words of all steps are read, and raise what that raises."""
+        return
 
     def tell(self, text: str) -> Callable[[], list[bytes]]:
         """Tell all ranks a text of this one, once a step, behind its averages.
@@ -106,6 +108,8 @@ class Transport(Protocol):
         Returns:
             What returns every rank's text; on a device it waits for them, and not before.
         """
+        texts = all_gather_texts(self.all_gather, text, MOST_TEXT_BYTES)
+        return lambda: texts
 
     def abort(self, reason: str) -> None:
         """Let no rank wait for this one: calls there end with `CollectiveAborted`."""
@@ -117,11 +121,10 @@ class Transport(Protocol):
         """Let go of what was made for the LeafSync."""
 
 
-class OverCommunicator:
+class OverCommunicator(Transport):
     """By a communicator of the LeafSync's own."""
 
     bucket_cap_mb = 6.0
-    waits = True
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -131,7 +134,6 @@ class OverCommunicator:
         self._rows = np.zeros((self.size, WORDS), np.int64)  # of all ranks
         self._coming: Work[Any] | None = None
         self._needed = False
-        self.stats, self.close, self.abort = comm.stats, comm.close, comm.abort
 
     def all_gather(self, row: Bytes) -> Bytes:
         rows = np.empty((self.size, row.size), np.uint8)
@@ -163,14 +165,16 @@ class OverCommunicator:
             work.wait()
         self._averages.clear()
 
-    def settle(self) -> None:
-        pass
+    def abort(self, reason: str) -> None:
+        self._comm.abort(reason)
 
-    def tell(self, text: str) -> Callable[[], list[bytes]]:
-        texts = all_gather_texts(self.all_gather, text, MOST_TEXT_BYTES)
-        return lambda: texts
+    def stats(self) -> dict[str, int]:
+        return self._comm.stats()
 
-    def _divisor(self) -> int | None:
+    def close(self) -> None:
+        self._comm.close()
+
+    def _divisor(self) -> int:
         if self._coming is not None:
             self._coming.wait()
             self._coming = None
@@ -178,7 +182,7 @@ class OverCommunicator:
         return self._words.read(self._rows)
 
 
-class OverGroup:
+class OverGroup(Transport):
     """Over a process group of any backend that `ordered` takes, for parameters on CPUs.
 
     Over Gloo connections are the LeafSync's own. Reductions run on a thread of its own, in one
@@ -186,15 +190,13 @@ class OverGroup:
 
     Args:
         group: of torch's.
-        number: of this LeafSync among those of the group, the same on all ranks.
+        name: of this LeafSync in the group's store, the same on all ranks.
     """
 
     bucket_cap_mb = 25.0  # where a core computes and sends, each call costs milliseconds
-    waits = True
 
-    def __init__(self, group: dist.ProcessGroup, number: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         self.rank, self.size = group.rank(), group.size()
-        name = name_of(number)
         self._group = group  # ordered's own reference is weak
         self._aborts = Aborts(group, name)
         self._ordered = OrderedGroup(group, torch.device("cpu"), None, name=name)
@@ -229,13 +231,6 @@ class OverGroup:
             for each in averages:
                 each.result()
 
-    def settle(self) -> None:
-        pass
-
-    def tell(self, text: str) -> Callable[[], list[bytes]]:
-        texts = all_gather_texts(self.all_gather, text, MOST_TEXT_BYTES)
-        return lambda: texts
-
     def abort(self, reason: str) -> None:
         self._aborts.say(reason)
         self._ordered.disconnect()
@@ -249,7 +244,7 @@ class OverGroup:
     def _divisor(self, words: StepWords, rows: torch.Tensor) -> int:
         """On the worker, whose errors are the call's; all ranks raise the same."""
         try:
-            return words.read(rows.numpy()) or words.divisor
+            return words.read(rows.numpy())
         except ConfigurationError as error:
             self._refused = error  # the worker's error is to be the call's
             raise CollectiveMismatch(str(error)) from error
@@ -266,7 +261,7 @@ class OverGroup:
             raise
 
 
-class OverDevices:
+class OverDevices(Transport):
     """Over a process group whose backend carries a device's tensors, such as NCCL.
 
     Over NCCL the communicator is the LeafSync's own, so that its calls mix with no others', and an
@@ -276,27 +271,32 @@ class OverDevices:
     the group's store, and read when somebody asks for it.
 
     Args:
-        group: of torch's; None for this process alone.
-        number: of this LeafSync among those of the group, the same on all ranks.
-        place: of the parameters.
+        group: of torch's; its store and its ranks are used, and its backend where it is not NCCL.
+        name: of this LeafSync in the group's store, the same on all ranks.
+        ranks: of the group, in the default group; None to ask torch.
+        device: of the parameters.
     """
 
     bucket_cap_mb = 25.0
     waits = False
 
-    def __init__(self, group: dist.ProcessGroup | None, number: int, place: OnDevice) -> None:
-        self._place, name = place, name_of(number)
-        self._group = group if group is not None else dist.ProcessGroup(dist.HashStore(), 0, 1)
-        self.rank, self.size = self._group.rank(), self._group.size()
-        self._store = dist.HashStore() if group is None else store_of(group, f"{name}/texts")
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        name: str,
+        device: torch.device,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        self.rank, self.size = group.rank(), group.size()
+        self._group, self._device = group, device  # ordered's own reference is weak
+        self._timeout = timeout_of(group, device)
+        self._store = store_of(group, f"{name}/texts", timedelta(seconds=self._timeout))
         self._aborts = Aborts(group, name)
-        self._side = None if group is None else own_side(group, place.device, name)
+        self._side = own_side(group, device, name) if self.size > 1 else None
         if self._side is not None:
-            self._ordered = self._side.ordered(place.device)
+            self._ordered = self._side.ordered(device)
         else:
-            ranks = [0] if group is None else None
-            streams = streams_of(place.device, "LeafSync")
-            self._ordered = OrderedGroup(self._group, place.device, streams, ranks)
+            self._ordered = OrderedGroup(group, device, streams_of(device, "LeafSync"), ranks)
         self._averages: list[DeviceWork] = []
         self._words: StepWords | None = None
         self._block = torch.empty(0)
@@ -312,7 +312,7 @@ class OverDevices:
             return self._ordered.all_gather(row)
 
     def broadcast(self, flat: torch.Tensor) -> None:
-        sent = flat.view(torch.uint8).to(self._place.device)
+        sent = flat.view(torch.uint8).to(self._device)
         with self._aborts.raising():
             self._ordered.broadcast(sent)
         if sent.device != flat.device:
@@ -322,12 +322,14 @@ class OverDevices:
         self._read(wait=False)
         self._words, self._divisor = words, None
         # Of some bytes of pageable memory the driver makes a copy at once.
-        self._block = torch.from_numpy(words.block).to(self._place.device, non_blocking=True)
+        self._block = torch.from_numpy(words.block).to(self._device, non_blocking=True)
 
     def average(self, bucket: Bucket, deal: Deal) -> None:
         rows = bucket.accumulator._spend()
-        lasts = deal == Deal.contiguous(self.size, deal.leaves)
-        nodes = Nodes(deal, rows, self._block, self._divisor_of, lasts)
+        assert self._words is not None
+        divisor_of = partial(self._divisor_of, self._words)
+        compiles = deal == Deal.contiguous(self.size, deal.leaves)  # each step has that one
+        nodes = Nodes(deal, rows, self._block, divisor_of, compiles)
         call = _average_of(bucket, nodes)
         with self._aborts.raising():
             tensors = [bucket.averages, self._block, *rows]
@@ -364,15 +366,14 @@ class OverDevices:
         if self._side is not None:
             self._side.close()
 
-    def _divisor_of(self, rows: torch.Tensor) -> torch.Tensor:
+    def _divisor_of(self, words: StepWords, rows: torch.Tensor) -> torch.Tensor:
         """On the stream of the calls, of a step's first call; later ones have the same."""
-        assert self._words is not None
         if self._divisor is None:
-            self._divisor = self._words.divisor_on_device(rows)
+            self._divisor = words.divisor_on_device(rows)
             there = rows.to("cpu", non_blocking=True, copy=True)
             streams = self._ordered.streams
             assert streams is not None
-            self._coming.append((self._words, there, streams.event()))
+            self._coming.append((words, there, streams.event()))
         return self._divisor
 
     def _read(self, wait: bool) -> None:
@@ -380,10 +381,7 @@ class OverDevices:
         while self._coming:
             words, rows, event = self._coming[0]
             if wait:
-                known = _EndedOrFailed(event, self._ordered)
-                wait_for(known, timeout_of(self._group, self._place.device), "LeafSync: a step")
-                if self._ordered.failure is not None:
-                    raise self._ordered.failure
+                self._ordered.wait_for(event, self._timeout, "LeafSync: a step")
             elif not event.query():
                 return
             self._coming.popleft()
@@ -405,34 +403,23 @@ class OverDevices:
                 raise late from error
 
 
-class _EndedOrFailed:
-    """An event that also counts as come to once its group makes no more calls."""
-
-    def __init__(self, event: Any, ordered: OrderedGroup) -> None:
-        self._event, self._ordered = event, ordered
-
-    def query(self) -> bool:
-        return bool(self._ordered.failure is not None or self._event.query())
-
-
 class Aborts:
     """Why a rank has given up, as it tells the others by the group's store.
 
     Args:
-        group: of torch's; None for this process alone, whom nobody hears.
+        group: of torch's.
         name: of the part of the store.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, name: str) -> None:
-        self._rank = 0 if group is None else group.rank()
-        self._store = None if group is None else store_of(group, f"{name}/aborted", _ASKING)
+    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
+        self._rank = group.rank()
+        self._store = store_of(group, f"{name}/aborted", _ASKING)
 
     def say(self, reason: str) -> None:
         """Tell the others."""
         # Its server may be gone. Ranks see that connections end, or that a call is late.
         with suppress(RuntimeError):
-            if self._store is not None:
-                self._store.set("reason", f"rank {self._rank}: {reason}")
+            self._store.set("reason", f"rank {self._rank}: {reason}")
 
     @contextmanager
     def raising(self) -> Iterator[None]:
@@ -449,14 +436,11 @@ class Aborts:
     def _reason(self) -> str:
         """Why a rank has aborted; "" if none has said so, or the store's server does not answer."""
         found: list[str] = []
-        store = self._store
-        if store is None:
-            return ""
 
         def ask() -> None:
             with suppress(RuntimeError):
-                if store.check(["reason"]):
-                    found.append(store.get("reason").decode())
+                if self._store.check(["reason"]):
+                    found.append(self._store.get("reason").decode())
 
         # By a thread: a server that was stopped, or whose host is gone, is waited for without end.
         asking = threading.Thread(target=ask, name="pycollective-asking", daemon=True)
@@ -483,12 +467,7 @@ def _at_most_a_leaf(runs: Sequence[Node]) -> bool:
     return sum(hi - lo for lo, hi in runs) <= 1
 
 
-def name_of(number: int) -> str:
-    """The part of a group's store of its LeafSync with this number."""
-    return f"pycollective.torch.leaves/{number}"
-
-
-def transport_of(group: dist.ProcessGroup | Communicator | None, place: OnCpu) -> Transport:
+def transport_of(group: dist.ProcessGroup | Communicator | None, place: Place) -> Transport:
     """One of a LeafSync's own, over the ranks of `group`: its calls mix with no others.
 
     Raises:
@@ -497,11 +476,11 @@ def transport_of(group: dist.ProcessGroup | Communicator | None, place: OnCpu) -
     if group is None and not dist.is_initialized():
         group = init()
     if isinstance(place, OnDevice):
-        return _over_devices(group, place)
+        return _over_devices(group, place.device)
     if not isinstance(group, Communicator):
         found = checked_group(group)
         if own_backend(found, torch.device("cpu")) is None:
-            return OverGroup(found, _next_number(found))
+            return OverGroup(found, _next_name(found))
         from pycollective.torch.backend import communicator_of  # compiled for the torch at hand
 
         group = communicator_of(found, "LeafSync")
@@ -510,8 +489,9 @@ def transport_of(group: dist.ProcessGroup | Communicator | None, place: OnCpu) -
     return OverCommunicator(comm)
 
 
-def _over_devices(group: dist.ProcessGroup | Communicator | None, place: OnDevice) -> Transport:
-    device = place.device
+def _over_devices(
+    group: dist.ProcessGroup | Communicator | None, device: torch.device
+) -> Transport:
     if isinstance(group, Communicator):
         if group.size > 1:
             raise ConfigurationError(
@@ -519,19 +499,20 @@ def _over_devices(group: dist.ProcessGroup | Communicator | None, place: OnDevic
                 f"{group.size} ranks have none: torch.distributed.init_process_group('nccl') "
                 "before, or group="
             )
-        return OverDevices(None, 0, place)
+        return OverDevices(dist.ProcessGroup(dist.HashStore(), 0, 1), "", device, [0])
     found = checked_group(group)
     gloo = device.type != "cpu" and is_gloo(found, device)  # on CPUs tests let it carry
-    if found.size() > 1 and (gloo or backend_of(found, device) is None):
+    if gloo or backend_of(found, device) is None:
         raise ConfigurationError(
-            f"LeafSync: parameters are on {device}, and the process group "
-            f"({dist.get_backend(found)}) carries no tensors there: make one of nccl"
+            f"LeafSync: parameters are on {device}, and LeafSync does not work there over a "
+            f"process group of {dist.get_backend(found)}: make one of nccl"
         )
-    return OverDevices(found, _next_number(found), place)
+    return OverDevices(found, _next_name(found), device)
 
 
-def _next_number(group: dist.ProcessGroup) -> int:
-    return next(_numbers.setdefault(group, itertools.count()))
+def _next_name(group: dist.ProcessGroup) -> str:
+    number = next(_numbers.setdefault(group, itertools.count()))
+    return f"pycollective.torch.leaves/{number}"
 
 
 def own_side(group: dist.ProcessGroup, device: torch.device, name: str) -> DeviceSide | None:

@@ -43,11 +43,10 @@ class StepWords:
         counted = len(counts), min(sum(counts), 2 * MOST_COUNT)
         self.block[: _NANOSECONDS + 1] = step, *counted, deal.digest, round(seconds * 1e9)
 
-    def read(self, rows: Rows) -> int | None:
-        """Take what all ranks have told, a row each.
+    def read(self, rows: Rows) -> int:
+        """Take what all ranks have told, a row each, and return the divisor of the averages.
 
-        Returns:
-            The sum of all counts; None where leaves have none, and averages are divided by M.
+        It is the sum of all counts, or M where leaves have none.
 
         Raises:
             CollectiveMismatch: ranks are at other steps, deal otherwise, or some leaves lack a
@@ -74,7 +73,7 @@ class StepWords:
                 "or none"
             )
         if not given:
-            return None
+            return self.divisor
         divisor = sum(map(int, counts))
         if not 0 < divisor <= MOST_COUNT:
             raise ConfigurationError(

@@ -36,7 +36,7 @@ from pycollective.torch.ordered.layout import Layout, layout_of
 from pycollective.torch.ordered.messages import Messages
 from pycollective.torch.ordered.pieces import Buffers, Call, combine
 from pycollective.torch.ordered.work import DeviceWork, Issued, UnderWay
-from pycollective.torch.streams import Streams
+from pycollective.torch.streams import Streams, wait_for
 from pycollective.torch.worker import Worker
 
 # Bytes of a piece. Smaller ones cost more by their messages than they gain.
@@ -267,6 +267,17 @@ class OrderedGroup:
         self._under_way.fail(error)
         self._messages.abort(str(error))
 
+    def wait_for(self, event: Any, limit: float, what: str) -> None:
+        """Let the host wait for an event of a device, or until the group makes no more calls.
+
+        Raises:
+            CollectiveTimeout: the device has not come to it in so many seconds.
+            CollectiveError: what the group has failed by.
+        """
+        wait_for(_EventOrFailure(event, self), limit, what)
+        if self.failure is not None:
+            raise self.failure
+
     def abandon(self, error: CollectiveError) -> None:
         """Let no peer wait for further calls on a device: they are late, and hear of the error."""
         assert self.streams is not None
@@ -364,6 +375,16 @@ class OrderedGroup:
             # Of what all have been told alone, so that all have the same layout.
             self._layout = layout_of(self.rank, number_hosts(names))
         return self._layout
+
+
+class _EventOrFailure:
+    """An event that also counts as come to once its group has failed."""
+
+    def __init__(self, event: Any, group: OrderedGroup) -> None:
+        self._event, self._group = event, group
+
+    def query(self) -> bool:
+        return bool(self._group.failure is not None or self._event.query())
 
 
 def _host_name(rank: int) -> torch.Tensor:

@@ -112,7 +112,8 @@ class Layout:
         """Cut elements into a shard for each rank that reduces, whose results all ranks keep.
 
         Those of a rail are neighbours. They begin `unit` elements apart, or a multiple of that.
-        Sizes differ by one unit at most; some may be empty.
+        Sizes differ by less than two units, and by one element where that is the unit; some may
+        be empty.
         """
         parts, hosts = self.rails * len(self.hosts), len(self.hosts)
         cuts = [begin + (end - begin) * i // parts // unit * unit for i in range(parts)] + [end]

@@ -44,14 +44,14 @@ class Nodes:
         divisor_of: what all ranks' blocks make, ``(size, WORDS)``. On CPUs it may raise
             CollectiveMismatch, the same on all ranks; no data are used then. So it can see whether
             ranks have the same deal, by its digest. On a device it makes a NaN then.
-        lasts: whether later calls have the same deal, so that a kernel is compiled for it.
+        compiles: whether a kernel is compiled for the deal, which pays if later calls have it too.
     """
 
     deal: Deal
     rows: Sequence[torch.Tensor]
     block: torch.Tensor
     divisor_of: Callable[[torch.Tensor], Divisor]
-    lasts: bool = True
+    compiles: bool = True
 
     def divisor(self, said: torch.Tensor) -> Divisor:
         """The divisor of the average, by all ranks' blocks as bytes, ``(size, BLOCK)``."""
@@ -360,7 +360,7 @@ def combine(
         steps = recipe((nodes[0][0], nodes[-1][1]), nodes)
         # Sums in fp32 that make a result of a smaller type are that type's.
         dtype = min(call.leaves.dtype, out.dtype, key=lambda each: each.itemsize)
-        compiles = call.nodes is None or call.nodes.lasts
+        compiles = call.nodes is None or call.nodes.compiles
         reduction.reduce(terms, out, call.op, steps, divisor, dtype, finish, check, compiles)
 
 
