@@ -436,6 +436,21 @@ def test_an_error_in_a_leaf_is_told_to_all(pool):
 # --- Conditions.
 
 
+def set_to(owner, name, value):
+    """A context manager in which a setting has this value; torch's cannot be patched."""
+
+    @contextmanager
+    def is_set():
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            setattr(owner, name, before)
+
+    return is_set
+
+
 def unlike(comm, case):
     """What is raised where a condition of rank 1 is another."""
     module, mine = StandInModule(), comm.rank == 1
@@ -444,7 +459,7 @@ def unlike(comm, case):
         if mine and case == "multiprocessors":
             module.properties = SimpleNamespace(name="stand-in", multi_processor_count=7)
         if mine and case == "cudnn.benchmark":
-            stack.enter_context(mock.patch.object(torch.backends.cudnn, "benchmark", True))
+            stack.enter_context(set_to(torch.backends.cudnn, "benchmark", True)())
         stack.enter_context(on_device(module))
         model = torch.nn.Linear(3, 2)
         with pytest.raises((CollectiveMismatch, ConfigurationError)) as raised:
@@ -464,20 +479,21 @@ def test_kernels_chosen_by_a_clock_are_refused(pool):
     assert "refused on rank(s) 1" in here
 
 
+CUDA, CUDNN = torch.backends.cuda, torch.backends.cudnn
 SET = {
-    "CUBLAS_WORKSPACE_CONFIG": mock.patch.dict(os.environ, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}),
-    "use_deterministic_algorithms": mock.patch.object(
+    "CUBLAS_WORKSPACE_CONFIG": lambda: mock.patch.dict(
+        os.environ, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    ),
+    "use_deterministic_algorithms": lambda: mock.patch.object(
         torch, "are_deterministic_algorithms_enabled", return_value=True
     ),
-    "attention backends": mock.patch.object(
-        torch.backends.cuda, "flash_sdp_enabled", return_value=False
+    "attention backends": lambda: mock.patch.object(CUDA, "flash_sdp_enabled", return_value=False),
+    "TF32 of matmul": set_to(CUDA.matmul, "allow_tf32", True),
+    "TF32 of cuDNN": set_to(CUDNN, "allow_tf32", False),
+    "bf16 reductions of reduced precision": set_to(
+        CUDA.matmul, "allow_bf16_reduced_precision_reduction", False
     ),
-    "TF32 of matmul": mock.patch.object(torch.backends.cuda.matmul, "allow_tf32", True),
-    "TF32 of cuDNN": mock.patch.object(torch.backends.cudnn, "allow_tf32", False),
-    "bf16 reductions of reduced precision": mock.patch.object(
-        torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False
-    ),
-    "cudnn.deterministic": mock.patch.object(torch.backends.cudnn, "deterministic", True),
+    "cudnn.deterministic": set_to(CUDNN, "deterministic", True),
 }
 
 
@@ -485,7 +501,7 @@ SET = {
 def test_a_setting_is_a_condition(name):
     place = OnDevice(CPU, StandInModule())
     before = place.conditions(False)
-    with SET[name]:
+    with SET[name]():
         now = place.conditions(False)
     # What was set stands for others, too.
     assert name in [each for each in before if before[each] != now[each]]
