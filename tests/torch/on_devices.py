@@ -43,7 +43,12 @@ class NoWaits(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         moves = name == "to" and not kwargs.get("non_blocking")
         to_host = moves and any(str(each) == "cpu" for each in (*args[1:], *kwargs.values()))
-        if not NoWaits.inside_kernel and (name in _WAITS or to_host):
+        # A list as an index is uploaded, and the host waits for that.
+        index = args[1] if name == "__getitem__" else ()
+        uploads = any(
+            isinstance(each, list) for each in (index if type(index) is tuple else [index])
+        )
+        if not NoWaits.inside_kernel and (name in _WAITS or to_host or uploads):
             raise HostWait(name)
         return func(*args, **kwargs)
 

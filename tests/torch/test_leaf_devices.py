@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import threading
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
@@ -20,7 +22,13 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import pycollective as pc
-from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError
+from pycollective import (
+    CollectiveAborted,
+    CollectiveError,
+    CollectiveMismatch,
+    ConfigurationError,
+    PeerFailure,
+)
 from pycollective.torch import LeafSampler, LeafSync
 from pycollective.torch.leaves import device_accumulator
 from pycollective.torch.leaves.buckets import Bucket
@@ -29,6 +37,8 @@ from pycollective.torch.leaves.transport import OverDevices, transport_of
 from pycollective.torch.leaves.words import StepWords
 from pycollective.torch.ordered import reduction
 from pycollective.torch.ordered.device_messages import DeviceMessages
+from pycollective.torch.ordered.group import OrderedGroup
+from pycollective.torch.ordered.work import Issued
 from tests.inputs import same_bits
 from tests.torch.groups import CPU, standing_group, to_numpy, to_torch
 from tests.torch.leaf_devices import StandInModule, on_device
@@ -431,6 +441,68 @@ def test_an_error_in_a_leaf_is_told_to_all(pool):
     assert heard[0].startswith("CollectiveAborted: aborted by rank 1: leaf 1 of step 0 raised")
     assert "no memory" in heard[0]
     assert "cannot go on: what ranks have told of a step" in heard[1]
+
+
+def test_calls_that_peers_make_too_end_before_a_rank_aborts():
+    streams, order = StandInStreams(), []
+
+    def end():
+        order.append("ended")
+        streams.done = True
+
+    with group_of_one(), on_device(streams=streams):
+        ordered = OrderedGroup(dist.group.WORLD, CPU, streams)
+        streams.done = False
+        ordered._under_way.add(Issued([], streams.event(), []))
+        ending = threading.Timer(0.3, end)
+        ending.start()
+        abort = mock.Mock(side_effect=lambda *_: order.append("aborted"))
+        with mock.patch.object(DeviceMessages, "abort", abort):
+            ordered.abandon(CollectiveAborted("no memory"))
+        ending.join()
+    assert order == ["ended", "aborted"]
+
+
+def test_words_of_a_failed_group_are_not_read(made):
+    _, sync, _ = made
+    transport = sync._transport
+    event = SimpleNamespace(query=lambda: True)
+    transport._coming.append((None, None, event))  # reading them would raise something else
+    transport._ordered.failure = PeerFailure("rank 1 has died")
+    words = StepWords(0, pc.Deal.contiguous(1, 4), [], 0.0)
+    with pytest.raises(PeerFailure, match="rank 1 has died"):
+        transport.announce(words, needed=False)
+    transport._coming.clear()
+    transport._ordered.failure = None
+
+
+def dealt_apart(comm):
+    """What is raised where ranks deal leaves otherwise on devices."""
+    with own_group(comm, timeout=timedelta(seconds=20)) as group, on_device():
+        model = torch.nn.Linear(3, 2)
+        sync = LeafSync(model, 4, group=group)
+        cuts = [(0, 2), (2, 4)] if comm.rank else [(2, 4), (0, 2)]
+        deal = pc.Deal(4, tuple((each,) for each in cuts))
+
+        def step():
+            for leaf in sync.local_leaves:
+                with sync.leaf(leaf):
+                    model(torch.ones(1, 3)).sum().backward()
+            sync.finish()
+            sync.state_dict()
+
+        with (
+            mock.patch.object(LeafSync, "_deal_of", return_value=deal),
+            pytest.raises(CollectiveMismatch) as raised,
+        ):
+            step()
+        sync.close()
+    return str(raised.value)
+
+
+def test_ranks_with_other_deals_are_named(pool):
+    for said in pool(2).call(dealt_apart):
+        assert re.search(r"rank 0 called all_reduce_nodes of .* dealt as \w+\) as call", said)
 
 
 # --- Conditions.

@@ -52,6 +52,17 @@ def conditions(properties: Any, compiled: bool) -> dict[str, Any]:
         "bf16 reductions of reduced precision": _said(
             lambda: matmul.allow_bf16_reduced_precision_reduction
         ),
+        "fp16 accumulation": _said(lambda: matmul.allow_fp16_accumulation),
+        "split-k reductions of fp16 and bf16": [
+            _said(lambda: matmul.allow_fp16_reduced_precision_reduction_split_k),
+            _said(lambda: matmul.allow_bf16_reduced_precision_reduction_split_k),
+        ],
+        "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", ""),
+        "libraries": [
+            _said(lambda: str(cuda.preferred_blas_library())),
+            _said(lambda: str(cuda.preferred_linalg_library())),
+        ],
+        "torch.cuda.tunable": _said(torch.cuda.tunable.is_enabled),
         "use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
         "cudnn.benchmark": cudnn.benchmark,
@@ -68,12 +79,17 @@ def refuse(found: dict[str, Any]) -> None:
     """Refuse conditions under which no leaf has bits of its own; those of CPUs have none.
 
     Raises:
-        ConfigurationError: cuDNN chooses its kernels by a clock.
+        ConfigurationError: kernels are chosen by a clock.
     """
     if found.get("cudnn.benchmark"):
         raise ConfigurationError(
             "LeafSync: torch.backends.cudnn.benchmark is True: cuDNN then times its kernels and "
             "takes the fastest, so a leaf's gradients differ from rank to rank; set it to False"
+        )
+    if found.get("torch.cuda.tunable"):
+        raise ConfigurationError(
+            "LeafSync: torch.cuda.tunable is enabled, which times kernels and takes the fastest: "
+            "a leaf's gradients would differ from rank to rank; torch.cuda.tunable.enable(False)"
         )
 
 
@@ -104,6 +120,8 @@ def _said(ask: Callable[[], Any]) -> Any:
     """What torch says of a setting; where it refuses to, that."""
     try:
         return ask()
+    except AttributeError:  # another torch
+        return None
     except RuntimeError as error:  # two ways to set TF32 were mixed
         return str(error).splitlines()[0][:100]
 

@@ -89,7 +89,7 @@ class OnDevice:
 
     def __init__(self, device: torch.device, module: Any) -> None:
         self.device, self._module = device, module
-        self._stream: Any = None  # on which leaves are added
+        self._stream = module.current_stream(device)  # on which leaves are added
 
     def accumulator(self, shapes: Sequence[tuple[int, ...]], leaves: int) -> Accumulator:
         counts = [torch.Size(shape).numel() for shape in shapes]
@@ -102,7 +102,7 @@ class OnDevice:
                 "forward and backward within it, as torch.compile does"
             )
         stream = self._module.current_stream(self.device)
-        if self._stream is not None and stream != self._stream:
+        if stream != self._stream:
             stream.wait_stream(self._stream)
         self._stream = stream
 

@@ -260,9 +260,8 @@ class Step:
         texts = transport.tell(log.text)
 
         def means() -> dict[str, float]:  # does not hold this step, and so the loader's workers
-            said = texts()
             transport.settle()
-            return log.means(said, words.leaves, words.divisor)
+            return log.means(texts(), words.leaves, words.divisor)
 
         self._means, self._loop = means, None
         if transport.waits:

@@ -619,7 +619,8 @@ class LeafSync:
         if self._broken:
             return
         self._broken = f"{what} {in_words(error)}"
-        if not isinstance(error, CollectiveError):  # which the others have, or will
+        # Such an error the others have, or will; on a device they may not.
+        if not (isinstance(error, CollectiveError) and self._transport.waits):
             self._transport.abort(self._broken)
 
     def _leave(self, leaf: int) -> None:
@@ -645,8 +646,9 @@ class LeafSync:
 
     def _settle_words(self) -> None:
         """Read what ranks have told of all steps, for its errors."""
-        if self._broken:
+        if self._transport.waits:
             return
+        self._refuse_broken()
         try:
             self._transport.settle()
         except BaseException as error:

@@ -289,8 +289,7 @@ class OverDevices(Transport):
     ) -> None:
         self.rank, self.size = group.rank(), group.size()
         self._group, self._device = group, device  # ordered's own reference is weak
-        self._timeout = timeout_of(group, device)
-        self._store = store_of(group, f"{name}/texts", timedelta(seconds=self._timeout))
+        self._store = store_of(group, f"{name}/texts", timedelta(seconds=timeout_of(group, device)))
         self._aborts = Aborts(group, name)
         self._side = own_side(group, device, name) if self.size > 1 else None
         if self._side is not None:
@@ -319,7 +318,8 @@ class OverDevices(Transport):
             flat.view(torch.uint8).copy_(sent)
 
     def announce(self, words: StepWords, needed: bool) -> None:
-        self._read(wait=False)
+        with self._aborts.raising():
+            self._read()
         self._words, self._divisor = words, None
         # Of some bytes of pageable memory the driver makes a copy at once.
         self._block = torch.from_numpy(words.block).to(self._device, non_blocking=True)
@@ -331,6 +331,8 @@ class OverDevices(Transport):
         compiles = deal == Deal.contiguous(self.size, deal.leaves)  # each step has that one
         nodes = Nodes(deal, rows, self._block, divisor_of, compiles)
         call = _average_of(bucket, nodes)
+        if bucket.averages.dtype != bucket.own_dtype:  # torch would let other gradients through
+            call.narrow = None
         with self._aborts.raising():
             tensors = [bucket.averages, self._block, *rows]
             self._averages.append(self._ordered.issue([call], bucket.averages, tensors))
@@ -343,14 +345,16 @@ class OverDevices(Transport):
 
     def settle(self) -> None:
         with self._aborts.raising():
-            self._read(wait=True)
+            self._ordered.settle()
+            self._read()
 
     def tell(self, text: str) -> Callable[[], list[bytes]]:
         number = self._told = self._told + 1
-        self._store.set(f"{number}/{self.rank}", text)
-        if number > _TEXTS:
-            with suppress(RuntimeError):  # a store that cannot forget
-                self._store.delete_key(f"{number - _TEXTS}/{self.rank}")
+        # A store may be gone, of which who reads hears, or be one that cannot forget.
+        with suppress(RuntimeError):
+            self._store.set(f"{number}/{self.rank}", text)
+            if number > 2 * _TEXTS:  # a rank may be behind
+                self._store.delete_key(f"{number - 2 * _TEXTS}/{self.rank}")
         return partial(self._texts, number)
 
     def abort(self, reason: str) -> None:
@@ -364,6 +368,8 @@ class OverDevices(Transport):
     def close(self) -> None:
         self._ordered.close()
         if self._side is not None:
+            if self._ordered.failure is not None:  # what is under way does not end by itself
+                self._side.abort()
             self._side.close()
 
     def _divisor_of(self, words: StepWords, rows: torch.Tensor) -> torch.Tensor:
@@ -376,13 +382,14 @@ class OverDevices(Transport):
             self._coming.append((words, there, streams.event()))
         return self._divisor
 
-    def _read(self, wait: bool) -> None:
-        """Read the words that have come to the host, or all."""
+    def _read(self) -> None:
+        """Read the words that have come to the host."""
         while self._coming:
             words, rows, event = self._coming[0]
-            if wait:
-                self._ordered.wait_for(event, self._timeout, "LeafSync: a step")
-            elif not event.query():
+            has_ended = event.query()
+            if self._ordered.failure is not None:  # by which a device may have come to the event
+                raise self._ordered.failure
+            if not has_ended:
                 return
             self._coming.popleft()
             words.read(rows.numpy())

@@ -15,7 +15,7 @@ from pycollective.torch.ordered.pieces import WORDS
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 MOST_COUNT = 1 << 53  # of a leaf, and of all together: what fp64 holds
-_STEP, _COUNTED, _COUNTS, _DEAL, _NANOSECONDS = range(5)  # words of a block
+_NANOSECONDS = 4  # a word; those before are the step, how many counts, their sum, the deal
 
 
 class StepWords:
@@ -87,9 +87,10 @@ class StepWords:
 
         The host does not wait for it.
         """
-        counted, total = rows[:, _COUNTED].sum(), rows[:, _COUNTS].to(torch.float64).sum()
-        alike = (rows[:, [_STEP, _DEAL]] == rows[:1, [_STEP, _DEAL]]).all()
-        in_range = (total > 0) & (total <= float(MOST_COUNT))
-        by_counts = torch.where((counted == self.leaves) & in_range, total, float("nan"))
-        divisor = torch.where(counted == 0, float(self.leaves), by_counts)
+        steps, counted, counts, deals = (rows[:, word] for word in range(_NANOSECONDS))
+        total = counts.clamp(max=MOST_COUNT + 1).sum()
+        alike = ((steps == steps[0]) & (deals == deals[0])).all()
+        in_range = (total > 0) & (total <= MOST_COUNT) & (counted.sum() == self.leaves)
+        by_counts = torch.where(in_range, total.to(torch.float64), float("nan"))
+        divisor = torch.where(counted.sum() == 0, float(self.leaves), by_counts)
         return torch.where(alike, divisor, float("nan")).to(torch.float64).view(1)

@@ -128,12 +128,12 @@ class DeviceCalls:
         if (error := self.found()) is not None:
             raise error
 
-    def raise_at(self, issued: Issued) -> None:
+    def raise_at(self, issued: Issued, what: str) -> None:
         """Wait for a call, as long as the group does, and raise what those up to it have found.
 
         Once one has, peers may not make the calls behind it, so those are not waited for.
         """
-        self._wait(issued, "backward")
+        self._wait(issued, what)
 
     def tell_names(self, number: int, name: torch.Tensor) -> list[bytes]:
         """Tell all ranks bytes of this one, as call `number`; returns every rank's.
@@ -166,6 +166,8 @@ class DeviceCalls:
     def run(self, call: Call, layout: Layout, number: int, piece: int) -> Header:
         """Make a call of several ranks, on the current stream. Returns what it is."""
         made = self.last = call.header(number, fits=True)
+        if call.nodes is not None:  # by which messages are cut
+            made.deal = call.nodes.deal.digest >> header.NOT_OF_DEAL
         head = _Head(made.words)
         small = call.nodes is None and is_small(call, self._size)
         if call.narrow is not None and not small:

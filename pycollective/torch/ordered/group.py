@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from pycollective.errors import (
     CollectiveAborted,
     CollectiveError,
     CollectiveMismatch,
+    CollectiveTimeout,
 )
 from pycollective.placement import number_hosts
 from pycollective.torch.ordered import header
@@ -157,16 +159,17 @@ class OrderedGroup:
         backward = torch._C._current_graph_task_id()
         if backward not in (-1, self._backward):
             self._backward = backward
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            end = partial(self._end_calls, "backward")
+            torch.autograd.Variable._execution_engine.queue_callback(end)
 
-    def _end_backward(self) -> None:
+    def _end_calls(self, what: str) -> None:
         assert isinstance(self._calls, DeviceCalls)
-        with self._alone("backward"):
+        with self._alone(what):
             newest = self._under_way.newest()
             if newest is None:
                 self._calls.raise_late()
             else:
-                self._calls.raise_at(newest)
+                self._calls.raise_at(newest, what)
 
     def prepare(self) -> None:
         """Learn which ranks share hosts, unless it is known. Collective over the group.
@@ -267,23 +270,30 @@ class OrderedGroup:
         self._under_way.fail(error)
         self._messages.abort(str(error))
 
-    def wait_for(self, event: Any, limit: float, what: str) -> None:
-        """Let the host wait for an event of a device, or until the group makes no more calls.
+    def settle(self) -> None:
+        """Let the host wait until a device has ended all calls.
 
         Raises:
-            CollectiveTimeout: the device has not come to it in so many seconds.
-            CollectiveError: what the group has failed by.
+            CollectiveError: what they have found, or that one has not ended in the group's timeout.
         """
-        wait_for(_EventOrFailure(event, self), limit, what)
-        if self.failure is not None:
-            raise self.failure
+        self._end_calls("settle")
 
     def abandon(self, error: CollectiveError) -> None:
-        """Let no peer wait for further calls on a device: they are late, and hear of the error."""
+        """Make no more calls on a device, and let no peer wait for them.
+
+        Peers make those that are under way, too, and need their results: these end first, if they
+        do within some seconds. Then peers' next calls are late, and hear of the error.
+        """
         assert self.streams is not None
-        if self.failure is None:
-            self._late.compare([Header(self.calls + 1, "all_reduce")], True, str(error))
-            self.give_up(error)
+        if self.failure is not None:
+            return
+        self._late.compare([Header(self.calls + 1, "all_reduce")], True, str(error))
+        if (newest := self._under_way.newest()) is not None:
+            with contextlib.suppress(CollectiveTimeout):
+                wait_for(newest.event, self._late.after, "calls under way")
+        if (newest := self._under_way.newest()) is not None:
+            self._late.compare(newest.headers, True, str(error))
+        self.give_up(error)
 
     def stats(self) -> dict[str, int]:
         """What `ordered.stats` says."""
@@ -375,16 +385,6 @@ class OrderedGroup:
             # Of what all have been told alone, so that all have the same layout.
             self._layout = layout_of(self.rank, number_hosts(names))
         return self._layout
-
-
-class _EventOrFailure:
-    """An event that also counts as come to once its group has failed."""
-
-    def __init__(self, event: Any, group: OrderedGroup) -> None:
-        self._event, self._group = event, group
-
-    def query(self) -> bool:
-        return bool(self._group.failure is not None or self._event.query())
 
 
 def _host_name(rank: int) -> torch.Tensor:

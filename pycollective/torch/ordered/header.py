@@ -16,7 +16,9 @@ __all__ = ["BYTES", "FITS", "MESSAGE", "ROOM", "WORDS", "Header", "compare", "mi
 MESSAGE = 2048  # bytes with which it travels, where all messages must be alike
 ROOM = MESSAGE - BYTES
 _MAGIC = 0x6F726465726564  # "ordered"
+NOT_OF_DEAL = 9  # bits of a deal's digest, of 63, that its header has not
 _ON_DEVICE = 1 << 16  # of the word of the narrow type
+_DEAL = 8  # the bit of the operation's word from which on it has the deal
 _KINDS = ("all_reduce", "reduce_scatter", "prepare", "all_reduce_nodes", "all_gather")
 _DTYPES: list[str] = list(DTYPES)
 _OPS: list[str] = list(REDUCE_OPS)
@@ -35,6 +37,8 @@ class Header:
         narrow_check: "host" or "device": who waits to learn whether they fit it.
         fits: whether all of this rank's elements have exactly the narrow type's values. Ranks may
             differ in this alone.
+        deal: bits of the digest of that which messages are cut by, where nodes are reduced on
+            devices; else 0.
     """
 
     number: int
@@ -45,6 +49,7 @@ class Header:
     narrow: str = ""
     narrow_check: str = "host"
     fits: bool = False
+    deal: int = 0
 
     @property
     def words(self) -> tuple[int, ...]:
@@ -54,7 +59,7 @@ class Header:
             self.number,
             _KINDS.index(self.kind),
             _DTYPES.index(self.dtype),
-            _OPS.index(self.op),
+            _OPS.index(self.op) + (self.deal << _DEAL),
             self.count,
             self._narrow_word,
             int(self.fits),  # launches tell numbers from tensors by their type
@@ -69,7 +74,8 @@ class Header:
     @staticmethod
     def read(row: np.ndarray) -> Header | None:
         """What a row says; None where no rank has written it."""
-        magic, number, kind, dtype, op, count, narrow, fits = row.view(np.int64).tolist()
+        magic, number, kind, dtype, word, count, narrow, fits = row.view(np.int64).tolist()
+        deal, op = divmod(word, 1 << _DEAL)
         known = (
             magic == _MAGIC
             and kind in range(len(_KINDS))
@@ -82,7 +88,7 @@ class Header:
         called = number, _KINDS[kind], _DTYPES[dtype], _OPS[op], count
         small = _DTYPES[narrow & ~_ON_DEVICE] if narrow >= 0 else ""
         who = "device" if narrow >= 0 and narrow & _ON_DEVICE else "host"
-        return Header(*called, small, who, bool(fits))
+        return Header(*called, small, who, bool(fits), deal)
 
     def __str__(self) -> str:
         if self.kind == "prepare":
@@ -91,6 +97,7 @@ class Header:
             ' by narrow_check="device"' if self.narrow_check == "device" else " where that is exact"
         )
         narrow = f", as {self.narrow}{how}" if self.narrow else ""
+        narrow += f", dealt as {self.deal:x}" if self.deal else ""
         return f"{self.kind} of {self.count} {self.dtype} ({self.op}{narrow}) as call {self.number}"
 
 
