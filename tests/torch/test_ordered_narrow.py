@@ -226,14 +226,14 @@ def test_no_other_check_is_known():
 @contextlib.contextmanager
 def known_at_the_end(made):
     """What calls find is not known before the backward pass ends."""
-    found, end = made._calls.found, made._end_backward
+    found, end = made._calls.found, made._end_calls
     with mock.patch.object(made._calls, "found", return_value=None) as told:
 
-        def known_now():
+        def known_now(what):
             told.side_effect = found
-            end()
+            end(what)
 
-        with mock.patch.object(made, "_end_backward", known_now):
+        with mock.patch.object(made, "_end_calls", known_now):
             yield
 
 
