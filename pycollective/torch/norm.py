@@ -76,8 +76,8 @@ def clip_gradients(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
-    """`clip_grad_norm_`, of whole gradients."""
-    return _clip(gradients, None, max_norm, norm_type, error_if_nonfinite)
+    """`clip_grad_norm_`, of gradients that all ranks have, if they are sharded."""
+    return _clip(gradients, _shards_of(gradients), max_norm, norm_type, error_if_nonfinite)
 
 
 @torch.no_grad()

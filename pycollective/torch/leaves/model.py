@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pycollective.errors import ConfigurationError
 from pycollective.torch.leaves.buckets import Named, strides_of
+from pycollective.torch.leaves.shards import Shards
 
 _DTYPES = (
     *(torch.float32, torch.bfloat16, torch.float16),
@@ -39,6 +40,7 @@ class Model:
         model: a module, with DistributedDataParallel or torch.compile around it or inside, or not.
         grad_dtype: of the averages; None for each parameter's own dtype.
         device: on which its parameters must be; buffers may be on the CPU, too.
+        shards: what `fully_shard` has sharded of it; None for nothing.
 
     Attributes:
         model: as given.
@@ -51,15 +53,20 @@ class Model:
     """
 
     def __init__(
-        self, model: torch.nn.Module, grad_dtype: torch.dtype | None, device: torch.device
+        self,
+        model: torch.nn.Module,
+        grad_dtype: torch.dtype | None,
+        device: torch.device,
+        shards: Shards | None = None,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ConfigurationError(f"LeafSync: model is a {type(model).__name__}, and no module")
         self.model = model
         self.module = _unwrapped(model)
         self.ddps = ddps_of(model)
+        self._shards = shards
         self.trained: list[Named] = [
-            (name, each) for name, each in self.module.named_parameters() if each.requires_grad
+            (name, each) for name, each in self.named_parameters() if each.requires_grad
         ]
         if not self.trained:
             raise ConfigurationError(
@@ -67,12 +74,19 @@ class Model:
             )
         for ddp in self.ddps:
             _refuse_options(ddp)
+            if shards is not None:
+                raise ConfigurationError(
+                    "LeafSync: a model has DistributedDataParallel and fully_shard: use one of them"
+                )
         for name, parameter in self.trained:
-            _refuse_parameter(name, parameter, grad_dtype, device)
+            memory = parameter if shards is None else shards.local(name, parameter)
+            _refuse_parameter(name, parameter, memory, grad_dtype, device)
         if other := _foreign_hook(self.trained):
             raise ConfigurationError(f"LeafSync: {other}")
         # What DistributedDataParallel has, it has sent already.
         sent = {id(each) for ddp in self.ddps for _, each in _tensors(ddp.module)}
+        # What is sharded no rank has whole.
+        sent |= {id(each) for each in self.module.parameters() if shards and each in shards}
         self._begins = [each for each in _tensors(self.module) if id(each[1]) not in sent]
         for name, each in self._begins:
             _refuse_kind(name, each, "which LeafSync cannot send to the other ranks", device)
@@ -90,10 +104,17 @@ class Model:
             for each in (self.model, *self.model.modules())
         )
 
+    def named_parameters(self) -> Iterable[Named]:
+        """Those of the module, as an optimizer has them."""
+        if self._shards is None:
+            return self.module.named_parameters()
+        return self._shards.named_parameters(self.module)
+
     def described(self) -> list[str]:
         """What the ranks must have alike, in words."""
+        lies = strides_of if self._shards is None else self._shards.described
         trained = [
-            f"{name} of {each.dtype}, shape {tuple(each.shape)}, strides {strides_of(each)}"
+            f"{name} of {each.dtype}, shape {tuple(each.shape)}, strides {lies(each)}"
             for name, each in self.trained
         ]
         others = [
@@ -104,7 +125,8 @@ class Model:
         return trained + others
 
     def broadcast(self, send: Callable[[torch.Tensor], None]) -> None:
-        """Give all ranks rank 0's parameters and buffers, of any dtype, but those that DDP sent.
+        """Give all ranks rank 0's parameters and buffers, of any dtype, but those that DDP sent,
+        and those that are sharded.
 
         Args:
             send: makes the bytes of a flat tensor those of rank 0.
@@ -113,9 +135,11 @@ class Model:
             _broadcast(send, each.detach())
 
     @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Keep every DistributedDataParallel from averaging by itself."""
+    def no_sync(self, leaf: int) -> Iterator[None]:
+        """While a leaf is computed, keep DistributedDataParallel and fully_shard from averaging."""
         with ExitStack() as stack:
+            if self._shards is not None:
+                stack.enter_context(self._shards.computing(leaf))
             for ddp in self.ddps:
                 stack.enter_context(ddp.no_sync())
             yield
@@ -155,7 +179,7 @@ class Model:
             ConfigurationError: other parameters require a gradient, whose gradients would be this
                 rank's alone; one has become of another kind; or something else takes gradients.
         """
-        parameters = [each for each in self.module.parameters() if each.requires_grad]
+        parameters = [each for _, each in self.named_parameters() if each.requires_grad]
         if [id(each) for each in parameters] != [*self._names]:
             raise ConfigurationError(
                 f"{self._what_changed()}: close() this LeafSync, and make another with its "
@@ -174,9 +198,7 @@ class Model:
             raise ConfigurationError(other)
 
     def _what_changed(self) -> str:
-        now = {
-            id(each): name for name, each in self.module.named_parameters() if each.requires_grad
-        }
+        now = {id(each): name for name, each in self.named_parameters() if each.requires_grad}
         more = [name for key, name in now.items() if key not in self._names]
         less = [name for key, name in self._names.items() if key not in now]
         if both := [name for name in more if name in less]:
@@ -300,6 +322,7 @@ def _refuse_options(ddp: DistributedDataParallel) -> None:
 def _refuse_parameter(
     name: str,
     parameter: torch.nn.Parameter,
+    memory: torch.Tensor,
     grad_dtype: torch.dtype | None,
     device: torch.device,
 ) -> None:
@@ -308,7 +331,7 @@ def _refuse_parameter(
         raise ConfigurationError(
             f"LeafSync: {name} is another LeafSync's already; close() that one first"
         )
-    _refuse_kind(name, parameter, "whose gradients LeafSync does not add", device)
+    _refuse_kind(name, memory, "whose gradients LeafSync does not add", device)
     if parameter.device != device:
         raise ConfigurationError(
             f"LeafSync: {name} is on {parameter.device}, and another parameter on {device}: a "
@@ -335,8 +358,8 @@ def _refuse_kind(name: str, tensor: torch.Tensor, why: str, device: torch.device
         )
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise ConfigurationError(
-            f"LeafSync: {name} is a {type(tensor).__name__}, {why}; it takes plain tensors "
-            "(fully_shard and tensor parallel make others)"
+            f"LeafSync: {name} is a {type(tensor).__name__}, {why}; it takes plain tensors, "
+            "and what fully_shard makes of them (tensor parallelism makes others)"
         )
     if tensor.device.type != "cpu" and tensor.device != device:
         raise ConfigurationError(

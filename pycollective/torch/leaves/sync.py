@@ -32,8 +32,9 @@ from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
 from pycollective.torch.leaves.place import place_of
+from pycollective.torch.leaves.shards import shards_of
 from pycollective.torch.leaves.steps import AHEAD, Steps
-from pycollective.torch.leaves.transport import transport_of
+from pycollective.torch.leaves.transport import Transport, transport_of
 from pycollective.torch.leaves.words import MOST_COUNT, StepWords
 from pycollective.torch.norm import clip_gradients
 
@@ -112,14 +113,19 @@ class LeafSync:
     ) -> None:
         if group is None and (ddps := ddps_of(model)):
             group = ddps[0].process_group
+        self._shards = shards_of(model)  # None: each rank has all of each parameter
+        if group is None and self._shards is not None:
+            group = self._shards.group
         self.leaves, self.seed = leaves, seed
         self.step = 0
-        self.in_order = False
+        self.in_order = self._shards is not None
         self._place = place_of(model)
         with ExitStack() as undo:
             self._undo = undo  # what close() does
-            self._transport = transport_of(group, self._place)
+            self._transport: Transport = transport_of(group, self._place)
             undo.callback(self._transport.close)
+            if self._shards is not None:
+                self._transport = self._shards.over(self._transport)
             if bucket_cap_mb is None:
                 bucket_cap_mb = self._transport.bucket_cap_mb
             self._model = self._agree(model, grad_dtype, bucket_cap_mb)
@@ -140,7 +146,11 @@ class LeafSync:
         trained = self._model.trained
         self._names = {id(parameter): name for name, parameter in trained}
         cap = bucket_cap_mb * _MIB
-        self._buckets = buckets_of(trained, self.leaves, grad_dtype, cap, self._place)
+        self._buckets = (
+            buckets_of(trained, self.leaves, grad_dtype, cap, self._place)
+            if self._shards is None
+            else self._shards.buckets(trained, self.leaves, grad_dtype, self._undo)
+        )
         self._is_open = False  # a leaf
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
         self._given: dict[int, int | None] = {}  # leaves of this step, each with its count
@@ -175,10 +185,14 @@ class LeafSync:
 
     def _run_of(self, deal: Deal) -> range:
         runs = deal.held[self._transport.rank]
-        return range(*runs[0]) if runs else range(0)
+        stride = runs[1][0] - runs[0][0] if runs[1:] else 1
+        return range(runs[0][0], runs[-1][1], stride) if runs else range(0)
 
     def _deal_of(self, step: int) -> Deal:
-        """Who has which leaves in a step, the same on all ranks; each a run of them, or none."""
+        """Who has which leaves in a step, the same on all ranks; each a run of them, or none, or
+        every n-th."""
+        if self._shards is not None:
+            return self._shards.deal(self.leaves)
         if self._loop is not None and self._loop.balance is not None:
             return self._loop.balance.deal_of(step)
         return Deal.contiguous(self._transport.size, self.leaves)
@@ -239,6 +253,11 @@ class LeafSync:
                 raise ConfigurationError(
                     "steps: measure_ranks=True needs parameters on the CPU: a GPU's leaves are not "
                     "timed; leave it out"
+                )
+            if cost is not None and self._shards is not None:
+                raise ConfigurationError(
+                    "steps: with fully_shard all ranks compute their leaves at the same time, as "
+                    "many each: leave cost out"
                 )
             end = None if until is None else integer(until, "until")
             loops.append(Steps(self, ranks, loader, end, cost, measure_ranks))
@@ -371,7 +390,7 @@ class LeafSync:
             )
         ids = {id(each) for each in trained}
         gradients = [
-            each.grad if id(each) in ids else None for each in self._model.module.parameters()
+            each.grad if id(each) in ids else None for _, each in self._model.named_parameters()
         ]
         return clip_gradients(gradients, max_norm, norm_type, error_if_nonfinite)
 
@@ -399,6 +418,11 @@ class LeafSync:
                 under way.
         """
         self._refuse_broken()
+        if self._shards is not None:
+            raise ConfigurationError(
+                "compare_leaf: with fully_shard no rank has a leaf's gradients: compare the model "
+                "without it, on one rank"
+            )
         leaf = integer(leaf, "leaf")
         if not 0 <= leaf < self.leaves:
             raise ConfigurationError(f"compare_leaf: leaf is {leaf}, not 0 to {self.leaves - 1}")
@@ -472,8 +496,7 @@ class LeafSync:
         counted for the leaves of the step that is under way or comes next. What calls keep to send
         and receive is not in it.
         """
-        rows = sum(each.accumulator.nbytes_for(self.local_leaves) for each in self._buckets)
-        return rows + sum(each.averages.nbytes for each in self._buckets)
+        return sum(each.nbytes_for(self.local_leaves) for each in self._buckets)
 
     def close(self) -> None:
         """Leave the model as it was, but for its ``.grad``.
@@ -503,7 +526,8 @@ class LeafSync:
         self._model.refuse_changed()
         if leaf not in self.local_leaves:
             mine = self.local_leaves
-            has = f"{mine.start} to {mine.stop - 1}" if mine else "none"
+            has = f"{mine[0]} to {mine[-1]}" if mine else "none"
+            has += f" in steps of {mine.step}" if mine.step > 1 else ""
             raise ConfigurationError(
                 f"leaf {leaf} is not one of rank {self._transport.rank}, which has {has} of "
                 f"{self.leaves}"
@@ -518,6 +542,8 @@ class LeafSync:
         if self.in_order and leaf != (turn := self.local_leaves[len(self._given)]):
             raise ConfigurationError(
                 f"leaf {leaf} is out of turn: the LeafSampler's next batch is of leaf {turn}"
+                if self._shards is None
+                else f"leaf {leaf} is out of turn: with fully_shard leaf {turn} is next"
             )
         self._given[leaf] = None
         self._settled = self._complete = False
@@ -551,7 +577,7 @@ class LeafSync:
         self._receive, self._is_open = receive, True
         seed = seed_of(self.seed, self.step, leaf)
         try:
-            with seeded(seed), self._place.seeded(seed), self._model.no_sync():
+            with seeded(seed), self._place.seeded(seed), self._model.no_sync(leaf):
                 yield
         finally:
             self._receive, self._is_open = None, False
@@ -706,11 +732,15 @@ class LeafSync:
             self.leaves, self.seed = integer(self.leaves, "leaves"), integer(self.seed, "seed")
             if not bucket_cap_mb > 0:
                 raise ConfigurationError(f"LeafSync: bucket_cap_mb is {bucket_cap_mb}, not above 0")
-            found.append(Model(model, grad_dtype, self._place.device))
+            ranks = {}
+            if self._shards is not None:
+                ranks = self._shards.check(self.leaves, bucket_cap_mb, self._place)
+            found.append(Model(model, grad_dtype, self._place.device, self._shards))
             self._conditions = self._place.conditions(found[0].is_compiled)
             conditions.refuse(self._conditions)
             described.extend(found[0].described())
             return {
+                **ranks,
                 "leaves": self.leaves,
                 "seed": self.seed,
                 "grad_dtype": str(grad_dtype),
@@ -745,7 +775,8 @@ class LeafSync:
         """Hook each parameter, and forward."""
         before_forward = _BeforeForward(self)
         for each in {self._model.model, self._model.module}:
-            self._undo.callback(each.register_forward_pre_hook(before_forward).remove)
+            handle = each.register_forward_pre_hook(before_forward, prepend=True)
+            self._undo.callback(handle.remove)
         for bucket in self._buckets:
             for place, parameter in enumerate(bucket.parameters):
                 if grad_dtype is not None and grad_dtype != parameter.dtype:

@@ -75,6 +75,9 @@ class Transport(Protocol):
     def broadcast(self, flat: torch.Tensor) -> None:
         """Make the bytes of a flat tensor those of rank 0."""
 
+    def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Send each rank its row of bytes, on CPUs, and have theirs: (size, n). Rows are alike."""
+
     def announce(self, words: StepWords, needed: bool) -> None:
         """Tell all ranks some words of this one, once a step, before its averages.
 
@@ -142,6 +145,9 @@ class OverCommunicator(Transport):
 
     def broadcast(self, flat: torch.Tensor) -> None:
         self._comm.broadcast(flat)
+
+    def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        self._comm.all_to_all(out, torch.stack([*rows]))
 
     def announce(self, words: StepWords, needed: bool) -> None:
         self._words, self._needed = words, needed
@@ -213,6 +219,10 @@ class OverGroup(Transport):
     def broadcast(self, flat: torch.Tensor) -> None:
         with self._raising_reason():
             self._ordered.broadcast(flat.view(torch.uint8))
+
+    def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        with self._raising_reason():
+            self._ordered.exchange(rows, out)
 
     def announce(self, words: StepWords, needed: bool) -> None:
         self._words = words
@@ -316,6 +326,9 @@ class OverDevices(Transport):
             self._ordered.broadcast(sent)
         if sent.device != flat.device:
             flat.view(torch.uint8).copy_(sent)
+
+    def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        raise NotImplementedError  # of sharded models, which are on CPUs
 
     def announce(self, words: StepWords, needed: bool) -> None:
         with self._aborts.raising():
