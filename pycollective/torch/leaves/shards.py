@@ -34,6 +34,9 @@ from pycollective.torch.ordered.fsdp import OwnBuffers
 
 _WEIGHTS, _GRADIENTS = range(2)  # of a module: what ranks exchange
 _STEP_ENDS = -1
+_NO_SYNC = (
+    "set_requires_gradient_sync(False), and LeafSync takes each leaf's gradients: leave it True"
+)
 _OWN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that leaves may have
 
 
@@ -173,7 +176,7 @@ class Shards:
             )
         for name, module in self._modules:
             if (count := len(module._get_fsdp_state()._fsdp_param_groups)) > 1:
-                raise _refusal(name, f"{count} groups of parameters, by several meshes: give it one")
+                raise _refusal(name, f"{count} groups of parameters, by several meshes: give one")
             if not hasattr(module, "reset_iter_state"):
                 raise _refusal(name, f"what torch {torch.__version__} has; torch 2.13 is needed")
         ranks: list[int] = []
@@ -298,10 +301,13 @@ class Shards:
         """Refuse modules that do not exchange or reduce as LeafSync has set them."""
         for name, group, taken in self._taken:
             for attribute, value in taken.items():
-                if (now := getattr(group, attribute)) != value:
-                    what = "set_requires_gradient_sync" if attribute == "reduce_grads" else attribute
+                now = getattr(group, attribute)
+                if attribute == "reduce_grads" and not now:
+                    raise _refusal(name, _NO_SYNC)
+                if now != value:
                     raise _refusal(
-                        name, f"{what} {now} now: LeafSync takes all gradients; leave it until close()"
+                        name,
+                        f"{attribute} {now} now, which LeafSync has set: leave it until close()",
                     )
 
     def round_of(self, leaf: int) -> range:
@@ -432,9 +438,7 @@ class ShardBucket(Bucket):
             parameter.grad = gradient
 
     def nbytes_for(self, leaves: range) -> int:
-        every = range(self.accumulator.leaves)
-        row = self.averages.numel() * self._dtype.itemsize
-        return super().nbytes_for(every) + row * self._shards.transport.size
+        return super().nbytes_for(range(self.accumulator.leaves))
 
 
 class _Exchange(OwnBuffers):
@@ -492,4 +496,4 @@ def _refuse_group(name: str, group: Any, place: OnCpu) -> None:
             "give True or False",
         )
     if not group.reduce_grads:
-        raise _refusal(name, "set_requires_gradient_sync(False): LeafSync takes all gradients")
+        raise _refusal(name, _NO_SYNC)
