@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from pycollective import (
     reference,
 )
 from pycollective.torch import LeafSampler, LeafSync
+from pycollective.torch.leaves import sync as leaf_sync
+from pycollective.torch.leaves.place import OnCpu
 from tests.harness import RankPool
 from tests.inputs import awkward, order_sensitive, same_bits
 from tests.torch.groups import Gradient, standing_group, to_numpy, to_torch
@@ -477,6 +480,13 @@ def of(leaves=4, **options):
     return lambda size: LeafSync(sharded(mesh_for(size), **given), leaves, **options)
 
 
+def on_a_gpu(size):
+    place = OnCpu()
+    place.device = torch.device("cuda", 0)
+    with mock.patch.object(leaf_sync, "place_of", return_value=place):
+        of()(size)
+
+
 def with_ddp(size):
     model = torch.nn.ModuleDict({"sharded": sharded(mesh_for(size)), "not": torch.nn.Linear(2, 2)})
     model["not"] = DistributedDataParallel(model["not"])
@@ -554,6 +564,10 @@ REFUSED = {
         "blocks.0 has 2 groups of parameters, by several meshes: give one",
     ),
     "offload": (of(offload_policy=CPUOffloadPolicy(pin_memory=False)), "has a CPUOffloadPolicy"),
+    "weights that some ranks gather": (
+        *(of(reshard_after_forward=2), "has reshard_after_forward=2, by which some ranks gather"),
+    ),
+    "a GPU": (on_a_gpu, "parameters on cuda:0: LeafSync takes sharded ones on CPUs"),
     "rounded in reduction": (
         of(mp_policy=MixedPrecisionPolicy(reduce_dtype=BF16)),
         "are torch.float32, and reduced in torch.bfloat16",
@@ -586,7 +600,8 @@ def refused(comm, case):
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_says_why(ranks_of, case):
-    for said in ranks_of(2).call(refused, case):
+    ranks = 4 if case == "weights that some ranks gather" else 2
+    for said in ranks_of(ranks).call(refused, case):
         assert REFUSED[case][1] in said
 
 

@@ -51,7 +51,7 @@ class OverShards:
         by: what carries it all.
 
     Attributes:
-        round: in which leaves are under way; None between leaves.
+        leaf: of this rank, that is under way; None between leaves.
         names: of the modules, by number, for errors.
     """
 
@@ -62,7 +62,7 @@ class OverShards:
         self.rank, self.size, self.waits = by.rank, by.size, by.waits
         self.all_gather, self.broadcast, self.tell = by.all_gather, by.broadcast, by.tell
         self.settle, self.abort, self.stats, self.close = by.settle, by.abort, by.stats, by.close
-        self.round: int | None = None
+        self.leaf: int | None = None
         self.names: Sequence[str] = ()
         self._averages: list[ShardBucket] = []
         self._words: StepWords | None = None
@@ -101,7 +101,8 @@ class OverShards:
         Raises:
             CollectiveMismatch: they come to others; says which.
         """
-        mine = np.array([-1 if self.round is None else self.round, module, what], np.int64)
+        now = -1 if self.leaf is None else self.leaf // self.size
+        mine = np.array([now, module, what], np.int64)
         said = self.all_gather(mine.view(np.uint8)).view(np.int64)
         for rank, each in enumerate(said):
             if (each != said[0]).any():
@@ -145,11 +146,12 @@ class Shards:
             if not group._reset_sharded_params:  # as torch's first forward will
                 for each in group.fsdp_params:
                     each.reset_sharded_param()
-        self._parts = {
-            id(each.sharded_param): each for _, group in self._groups for each in group.fsdp_params
+        self._parts = {  # and in which group
+            id(each.sharded_param): (number, each)
+            for number, (_, group) in enumerate(self._groups)
+            for each in group.fsdp_params
         }
         self.transport: OverShards  # as `over` makes it
-        self.leaf: int | None = None  # that is open
 
     def over(self, transport: Transport) -> OverShards:
         """The transport of the LeafSync, by another one."""
@@ -178,7 +180,7 @@ class Shards:
             if (count := len(module._get_fsdp_state()._fsdp_param_groups)) > 1:
                 raise _refusal(name, f"{count} groups of parameters, by several meshes: give one")
             if not hasattr(module, "reset_iter_state"):
-                raise _refusal(name, f"what torch {torch.__version__} has; torch 2.13 is needed")
+                raise _refusal(name, f"no reset_iter_state (torch {torch.__version__}): take 2.13")
         ranks: list[int] = []
         for name, group in self._groups:
             _refuse_group(name, group, place)
@@ -200,7 +202,7 @@ class Shards:
 
     def named_parameters(self, module: torch.nn.Module) -> Iterator[Named]:
         """A module's parameters, sharded also where the module has them whole at the moment."""
-        parts = self._parts.values()
+        parts = [part for _, part in self._parts.values()]
         whole = {id(getattr(each, "_unsharded_param", None)): each.sharded_param for each in parts}
         for name, parameter in module.named_parameters():
             yield name, whole.get(id(parameter), parameter)
@@ -219,8 +221,7 @@ class Shards:
                 f"LeafSync: {name} requires a gradient, and fully_shard has not sharded it, as the "
                 "rest of the model: shard the module around it too, or freeze it"
             )
-        part = self._parts[id(parameter)]
-        policy = part.mp_policy
+        policy = self._groups[self._parts[id(parameter)][0]][1].mp_policy
         own = policy.param_dtype or parameter.dtype
         if own not in _OWN_DTYPES or policy.reduce_dtype not in (None, own, torch.float32):
             raise ConfigurationError(
@@ -233,12 +234,9 @@ class Shards:
 
     def described(self, parameter: Any) -> str:
         """How a parameter is sharded, in words."""
-        numbers = [
-            number
-            for number, (_, group) in enumerate(self._groups)
-            if any(each.sharded_param is parameter for each in group.fsdp_params)
-        ]
-        return f"{parameter.stride()}, {parameter.placements} of fully_shard's module {numbers}"
+        number, _ = self._parts[id(parameter)]
+        name, _ = self._groups[number]
+        return f"{parameter.stride()}, {parameter.placements} in fully_shard's module {name}"
 
     def buckets(
         self, trained: Sequence[Named], leaves: int, dtype: torch.dtype | None, undo: ExitStack
@@ -286,16 +284,16 @@ class Shards:
         Raises:
             ConfigurationError: something else has changed what was taken over.
         """
-        size = self.transport.size
-        if leaf < size:  # A forward between steps may have left weights whole that changed then.
+        if leaf < self.transport.size:
+            # A forward between steps may have left weights whole, which the optimizer then changed.
             for _, group in self._groups:
                 group.reshard()
         self.refuse_changed()
-        self.leaf, self.transport.round = leaf, leaf // size
+        self.transport.leaf = leaf
         try:
             yield
         finally:
-            self.leaf = self.transport.round = None
+            self.transport.leaf = None
 
     def refuse_changed(self) -> None:
         """Refuse modules that do not exchange or reduce as LeafSync has set them."""
@@ -358,8 +356,7 @@ class ShardBucket(Bucket):
         own = self.parameters[0].dtype
         self._dtype = group.mp_policy.param_dtype or own  # of a leaf's gradients
         counts = [each.padded_sharded_param_size.numel() for each in parts]
-        place = OnCpu()
-        self.accumulator = place.accumulator([(sum(counts),)], leaves)
+        self.accumulator = OnCpu().accumulator([(sum(counts),)], leaves)
         self.averages = torch.zeros(sum(counts), dtype=dtype or own)
         self._grads = [
             each.to_sharded_dtensor(
@@ -396,7 +393,7 @@ class ShardBucket(Bucket):
             self._take_rows(gradients[None])
 
     def _take_rows(self, rows: torch.Tensor) -> None:
-        now = self._shards.leaf
+        now = self._shards.transport.leaf
         if now is None:  # which is refused as soon as `.grad` is there
             return
         if self._came:
@@ -485,8 +482,8 @@ def _refuse_group(name: str, group: Any, place: OnCpu) -> None:
             f"the mesh {info.mesh}: LeafSync takes one dimension, over which parameters are "
             "sharded, without replicas (HSDP) and tensor parallelism",
         )
-    if place.device.type != "cpu" or group.device.type != "cpu":
-        raise _refusal(name, f"parameters on {group.device}: LeafSync takes sharded ones on CPUs")
+    if place.device.type != "cpu":
+        raise _refusal(name, f"parameters on {place.device}: LeafSync takes sharded ones on CPUs")
     if any(each.offload_to_cpu for each in group.fsdp_params):
         raise _refusal(name, "a CPUOffloadPolicy, which is for GPUs: leave it out")
     if after is not None and after.shard_mesh_size != info.shard_mesh_size:

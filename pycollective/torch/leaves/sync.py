@@ -60,6 +60,10 @@ class LeafSync:
     ``zero_grad`` is not needed. A parameter that a leaf does not use counts as +0 in it. Who loads
     data without a `LeafSampler` computes leaves by `leaf` and `finish`.
 
+    With FSDP2's `fully_shard`, M is a multiple of the number of ranks n, and rank r has the leaves
+    r, n + r, 2n + r, ..., in this order: all ranks compute at the same time, and use the same
+    modules. Each ``.grad`` is sharded as its parameter (docs/any_number_of_ranks.md#with-fsdp2).
+
     Without DistributedDataParallel, parameters and buffers become rank 0's here. With it, around
     the model or inside, its ``no_sync`` holds all the time, so what it was told of buckets does not
     matter. Its options ``static_graph``, ``delay_all_reduce_named_params`` and ``mixed_precision``
@@ -69,26 +73,28 @@ class LeafSync:
     steps in a leaf or in backward is refused.
 
     Args:
-        model: a module with parameters on the CPU, or on one CUDA device, compiled or in
-            DistributedDataParallel or not.
+        model: a module with parameters on the CPU, or on one CUDA device, compiled or not, in
+            DistributedDataParallel, on CPUs sharded by `fully_shard`, or neither.
         leaves: M, of a step, over all ranks.
         seed: of what `leaf` seeds, and of `LeafSampler`.
         grad_dtype: of the averages, such as ``torch.float32`` for weights in bfloat16; None for
             each parameter's own dtype.
         bucket_cap_mb: MiB of averages in a bucket, at most, unless one parameter has more. None for
             6 over ``pycollective``, so that gradients are still in a cache when they are added, and
-            for DDP's 25 over another backend, whose calls cost more, and on a GPU.
+            for DDP's 25 over another backend, whose calls cost more, and on a GPU; also with
+            `fully_shard`, whose modules are the buckets.
         group: a process group of ``pycollective``, Gloo or another backend that carries CPU
             tensors, or a `Communicator`; for parameters on a GPU one of NCCL or ``pycollective``.
-            None for DDP's, the default group, or, where there is none, the ranks that
-            `pycollective.init` finds.
+            None for DDP's or `fully_shard`'s, the default group, or, where there is none, the ranks
+            that `pycollective.init` finds.
 
     Attributes:
         leaves: M.
         local_leaves: this rank's of the step that is under way or comes next, a range.
         seed: as given.
         step: steps that are done.
-        in_order: whether leaves must come in the order of `local_leaves`: a `LeafSampler` iterates.
+        in_order: whether leaves must come in the order of `local_leaves`: a `LeafSampler` iterates,
+            or the model is sharded.
 
     Raises:
         ConfigurationError: on all ranks, an argument or the model of one cannot be used so; says
@@ -375,7 +381,7 @@ class LeafSync:
         """Scale the averages so that their L2 norm is at most `max_norm`, once a step is complete.
 
         As `pycollective.torch.ordered.clip_grad_norm_` of the model's parameters, which see: the
-        norm has the same bits on any number of ranks. Nothing is sent.
+        norm has the same bits on any number of ranks. Nothing is sent, but with `fully_shard`.
 
         Raises:
             ConfigurationError: a step is under way, or none is complete; or an argument.
@@ -492,9 +498,10 @@ class LeafSync:
         """Bytes of averages and sums that it takes at most, also before the first step.
 
         A sum is a row of fp32 with a number for each parameter's element: there are log2(m) + 1
-        rows for an aligned run of m leaves, and up to twice as many for other runs. They are
-        counted for the leaves of the step that is under way or comes next. What calls keep to send
-        and receive is not in it.
+        rows for an aligned run of m leaves, and up to twice as many for other runs. With
+        `fully_shard` they are of this rank's shards, and of all M leaves. They are counted for the
+        leaves of the step that is under way or comes next. What calls keep to send and receive is
+        not in it.
         """
         return sum(each.nbytes_for(self.local_leaves) for each in self._buckets)
 
