@@ -294,28 +294,43 @@ def test_a_training_is_that_without_fully_shard(ranks_of, way, counted):
         assert ranks_of(ranks).call(training, way, counted) == [want] * ranks
 
 
-def clipped(comm):
-    """A gradient that is sharded by columns, after a step."""
+def average_of_one(comm, shape, dimension):
+    """The average of a weight of this shape, sharded by this dimension."""
     group = standing(comm)
     torch.set_num_threads(1)
-    model = torch.nn.Sequential(torch.nn.Linear(12, 8, bias=False))
-    given = [to_torch(each).view(8, 12) for each in order_sensitive("float32", 6, 96)]
-    fully_shard(model, mesh=mesh_of(group), shard_placement_fn=lambda _: Shard(1))
-    sync = LeafSync(model, 6, group=group)
+    model = Given(shape)
+    fully_shard(model, mesh=mesh_of(group), shard_placement_fn=lambda _: Shard(dimension))
+    sync = LeafSync(model, 4, group=group)
+    leaves = order_sensitive("float32", 4, int(np.prod(shape)))
     for leaf in sync.local_leaves:
         with sync.leaf(leaf):
-            # The gradient of the weight is the outer product, of one element each.
-            model(torch.eye(12)).backward(given[leaf].T.contiguous())
+            model(to_torch(leaves[leaf]).view(shape)).backward()
     sync.finish()
-    found = to_numpy(model[0].weight.grad.full_tensor())
+    found = to_numpy(model.weight.grad.full_tensor())
     sync.close()
     return found
 
 
-def test_parameters_may_be_sharded_by_columns(ranks_of):
-    leaves = order_sensitive("float32", 6, 96)
-    want = reference.reduce(leaves, "avg").reshape(8, 12)
-    for found in ranks_of(2).call(clipped):
+class Given(torch.nn.Module):
+    """Its weight has the gradient that it is given."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(shape))
+
+    def forward(self, gradient):
+        return Gradient.apply(self.weight, gradient)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dimension"),
+    [((8, 12), 1), ((1100, 1024), 0)],
+    ids=["by columns", "more than travels at once"],
+)
+def test_a_weight(ranks_of, shape, dimension):
+    leaves = order_sensitive("float32", 4, int(np.prod(shape)))
+    want = reference.reduce(leaves, "avg").reshape(shape)
+    for found in ranks_of(2).call(average_of_one, shape, dimension):
         assert same_bits(found, want)
 
 
@@ -389,6 +404,27 @@ def test_an_error_in_a_leaf_is_heard_by_all_and_another_leaf_sync_can_follow(ran
         assert said.startswith("CollectiveAborted")
         assert "leaf 4 of step 0 raised KeyError: 'no sample'" in said
     assert len({each[1] for each in found}) == 1
+
+
+def counted_apart(comm):
+    """What ranks raise of which only the first counts."""
+    torch.set_num_threads(1)
+    with own_group(comm, timeout=timedelta(seconds=20)) as group:
+        model = sharded(mesh_of(group))
+        sync = LeafSync(model, 2, group=group)
+        try:
+            with sync.leaf(comm.rank, None if comm.rank else 3):
+                model(torch.zeros(1, 3, dtype=torch.int64)).sum().backward()
+        except CollectiveMismatch as error:
+            return str(error)
+        finally:
+            dist.barrier()
+            sync.close()
+
+
+def test_ranks_of_which_some_count_are_told_so(ranks_of):
+    for said in ranks_of(2).call(counted_apart):
+        assert "1 of 2 leaves have a count" in said
 
 
 class Either(torch.nn.Module):
