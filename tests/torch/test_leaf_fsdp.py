@@ -427,6 +427,21 @@ def test_ranks_of_which_some_count_are_told_so(ranks_of):
         assert "1 of 2 leaves have a count" in said
 
 
+def sharded_here(comm):
+    """What ranks raise of which only the first has sharded its model."""
+    torch.set_num_threads(1)
+    group = standing(comm)
+    model = Net() if comm.rank else sharded(mesh_of(group))
+    with pytest.raises((ConfigurationError, CollectiveMismatch)) as raised:
+        LeafSync(model, 2, group=group)
+    return str(raised.value)
+
+
+def test_ranks_of_which_some_shard_are_told_so(ranks_of):
+    for said in ranks_of(2).call(sharded_here):
+        assert "have other ranks of fully_shard's mesh than rank 0: None" in said
+
+
 class Either(torch.nn.Module):
     """Uses one of two modules, or both."""
 

@@ -26,7 +26,7 @@ from pycollective.errors import CollectiveMismatch, ConfigurationError
 from pycollective.leaves.deal import Deal
 from pycollective.order import TAKE
 from pycollective.torch.leaves.buckets import Bucket, Named
-from pycollective.torch.leaves.place import OnCpu
+from pycollective.torch.leaves.place import OnCpu, Place
 from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import StepWords
 from pycollective.torch.ordered import reduction
@@ -159,8 +159,8 @@ class Shards:
         self.transport.names = [name for name, _ in self._groups]
         return self.transport
 
-    def check(self, leaves: int, bucket_cap_mb: float, place: OnCpu) -> dict[str, Any]:
-        """What the ranks must have alike.
+    def check(self, leaves: int, bucket_cap_mb: float, place: Place) -> list[int]:
+        """Which ranks share the parameters, as all of them must say.
 
         Raises:
             ConfigurationError: the model was sharded in a way in which it cannot be trained so.
@@ -194,7 +194,7 @@ class Shards:
                     f"a mesh of {info.shard_mesh_size} ranks, and the LeafSync has {size}, or in "
                     "another order: give it group=mesh.get_group()",
                 )
-        return {"ranks of fully_shard's mesh": ranks}
+        return ranks
 
     def deal(self, leaves: int) -> Deal:
         """Each rank's leaf of each round."""
@@ -472,7 +472,7 @@ def _refusal(name: str, what: str) -> ConfigurationError:
     return ConfigurationError(f"LeafSync: fully_shard's module {name} has {what}")
 
 
-def _refuse_group(name: str, group: Any, place: OnCpu) -> None:
+def _refuse_group(name: str, group: Any, place: Place) -> None:
     """Refuse what a call of fully_shard was told."""
     info, after = group.mesh_info, group.post_forward_mesh_info
     meshes = [info.mesh, *(each.sharded_param.device_mesh for each in group.fsdp_params)]

@@ -739,7 +739,7 @@ class LeafSync:
             self.leaves, self.seed = integer(self.leaves, "leaves"), integer(self.seed, "seed")
             if not bucket_cap_mb > 0:
                 raise ConfigurationError(f"LeafSync: bucket_cap_mb is {bucket_cap_mb}, not above 0")
-            ranks = {}
+            ranks = None
             if self._shards is not None:
                 ranks = self._shards.check(self.leaves, bucket_cap_mb, self._place)
             found.append(Model(model, grad_dtype, self._place.device, self._shards))
@@ -747,7 +747,7 @@ class LeafSync:
             conditions.refuse(self._conditions)
             described.extend(found[0].described())
             return {
-                **ranks,
+                "ranks of fully_shard's mesh": ranks,
                 "leaves": self.leaves,
                 "seed": self.seed,
                 "grad_dtype": str(grad_dtype),
