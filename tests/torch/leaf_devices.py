@@ -13,8 +13,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from pycollective.torch.leaves import over_devices
 from pycollective.torch.leaves import sync as leaf_sync
-from pycollective.torch.leaves import transport
 from pycollective.torch.leaves.place import OnDevice
 from pycollective.torch.ordered import plain, reduction
 from pycollective.torch.serving import store_of, timeout_of
@@ -62,8 +62,8 @@ def on_device(module: Any = None, streams: Any = None) -> Iterator[OnDevice]:
     place = OnDevice(CPU, module or StandInModule())
     with (
         mock.patch.object(leaf_sync, "place_of", return_value=place),
-        mock.patch.object(transport, "own_side", gloo_side),
-        mock.patch.object(transport, "streams_of", return_value=streams),
+        mock.patch.object(over_devices, "own_side", gloo_side),
+        mock.patch.object(over_devices, "streams_of", return_value=streams),
         mock.patch.object(GlooInside, "_streams", return_value=streams),
         mock.patch.object(reduction, "reduce", by_torch),
     ):

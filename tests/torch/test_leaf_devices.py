@@ -32,8 +32,9 @@ from pycollective import (
 from pycollective.torch import LeafSampler, LeafSync
 from pycollective.torch.leaves import device_accumulator
 from pycollective.torch.leaves.buckets import Bucket
+from pycollective.torch.leaves.choosing import transport_of
+from pycollective.torch.leaves.over_devices import OverDevices
 from pycollective.torch.leaves.place import OnDevice
-from pycollective.torch.leaves.transport import OverDevices, transport_of
 from pycollective.torch.leaves.words import StepWords
 from pycollective.torch.ordered import reduction
 from pycollective.torch.ordered.device_messages import DeviceMessages
@@ -759,7 +760,7 @@ def group_of_one():
 
 def test_a_backend_that_cannot_be_made_anew_carries_the_calls_itself():
     with group_of_one(), on_device():
-        with mock.patch("pycollective.torch.leaves.transport.own_side", return_value=None):
+        with mock.patch("pycollective.torch.leaves.over_devices.own_side", return_value=None):
             sync = LeafSync(torch.nn.Linear(3, 2), 2)
         assert isinstance(sync._transport, OverDevices)
         sync.close()

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from pycollective import CollectiveMismatch, Deal
 from pycollective.torch import LeafSync
-from pycollective.torch.leaves import transport as leaf_transport
+from pycollective.torch.leaves import aborts as leaf_aborts
+from pycollective.torch.leaves.over_group import OverGroup
 from tests.harness import Ranks
 from tests.inputs import same_bits
 from tests.joining import failing
@@ -134,9 +135,9 @@ def test_a_store_that_does_not_answer_is_not_waited_for():
         return True
 
     aborts = SimpleNamespace(_store=SimpleNamespace(check=check, get=lambda key: b""))
-    with mock.patch.object(leaf_transport, "_ASKING", datetime.timedelta(seconds=0.2)):
+    with mock.patch.object(leaf_aborts, "_ASKING", datetime.timedelta(seconds=0.2)):
         start = time.monotonic()
-        assert leaf_transport.Aborts._reason(aborts) == ""
+        assert leaf_aborts.Aborts._reason(aborts) == ""
     assert asked.is_set()
     assert time.monotonic() - start < 20
     let_go.set()
@@ -145,7 +146,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for():
 def used_after_close(comm):
     """What a call of a group is told that was closed while it was under way."""
     with own_group(comm, timeout=datetime.timedelta(seconds=20)) as group:
-        transport = leaf_transport.OverGroup(group, "alone")
+        transport = OverGroup(group, "alone")
         messages = transport._ordered._messages
         comm.barrier()
         transport.close()

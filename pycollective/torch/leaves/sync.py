@@ -29,12 +29,13 @@ from pycollective.leaves.deal import Deal
 from pycollective.torch.leaves import comparison, conditions
 from pycollective.torch.leaves.balance import Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
+from pycollective.torch.leaves.choosing import transport_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
 from pycollective.torch.leaves.place import place_of
 from pycollective.torch.leaves.shards import shards_of
 from pycollective.torch.leaves.steps import AHEAD, Steps
-from pycollective.torch.leaves.transport import Transport, transport_of
+from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import MOST_COUNT, StepWords
 from pycollective.torch.norm import clip_gradients
 
