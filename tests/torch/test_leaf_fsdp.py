@@ -403,7 +403,71 @@ def test_an_error_in_a_leaf_is_heard_by_all_and_another_leaf_sync_can_follow(ran
         [said] = found[rank][0]
         assert said.startswith("CollectiveAborted")
         assert "leaf 4 of step 0 raised KeyError: 'no sample'" in said
-    assert len({each[1] for each in found}) == 1
+    [after] = {each[1] for each in found}
+    assert after
+
+
+def left_behind(comm):
+    """The gradients of torch's own step behind a LeafSync in which a backward has raised half way,
+    and those of a model that never had one."""
+    torch.set_num_threads(1)
+    group, x, found = standing(comm), torch.zeros(1, 3, dtype=torch.int64), []
+    for had_one in (False, True):
+        model = sharded(mesh_of(group))
+        if had_one:
+            sync = LeafSync(model, comm.size, group=group)
+            with pytest.raises(KeyError, match="half way"), sync.leaf(comm.rank):
+                fail_half_way(model, x)
+            sync.close()
+        model(x).sum().backward()
+        grads = [each.grad for each in model.parameters()]
+        found.append(digest([each for each in grads if each is not None]))
+    return found
+
+
+def fail_half_way(model, x):
+    def fail(_):
+        raise KeyError("half way")
+
+    def on_output(_module, _args, out):
+        out.register_hook(fail)
+
+    handle = model.blocks[0].register_forward_hook(on_output)
+    try:
+        model(x).sum().backward()
+    finally:
+        handle.remove()
+
+
+def test_a_backward_that_raised_leaves_nothing_to_torch(ranks_of):
+    for alone, behind in ranks_of(2).call(left_behind):
+        assert alone == behind
+
+
+def prefetched(comm, peek):
+    """Weights after steps between which, if asked, a forward of a part has others on their way."""
+    torch.set_num_threads(1)
+    group = standing(comm)
+    model = sharded(mesh_of(group))
+    first, second = model.blocks
+    first.set_modules_to_forward_prefetch([second])
+    sync = LeafSync(model, 2 * comm.size, group=group)
+    optimizer = torch.optim.SGD([each for _, each in sync._model.trained], 0.1)
+    for step in range(3):
+        for leaf in sync.local_leaves:
+            with sync.leaf(leaf):
+                model(torch.full((1, 3), step + leaf)).sum().backward()
+        sync.finish()
+        if peek:
+            with torch.no_grad():
+                first(torch.ones(1, 3, 8))
+        optimizer.step()
+    sync.close()
+    return digest(model.parameters())
+
+
+def test_weights_on_their_way_between_steps_are_not_used(ranks_of):
+    assert ranks_of(2).call(prefetched, True) == ranks_of(2).call(prefetched, False)
 
 
 def counted_apart(comm):
@@ -549,6 +613,12 @@ def made(size):
     return model, LeafSync(model, 4 * size)
 
 
+def with_a_hook(size):
+    model = sharded(mesh_of(dist.group.WORLD))
+    model.blocks[1].set_all_reduce_hook(lambda gradients: None)
+    LeafSync(model, 4)
+
+
 def without_sync(size):
     model = sharded(mesh_for(size))
     model.set_requires_gradient_sync(False)
@@ -625,6 +695,7 @@ REFUSED = {
     ),
     "bucket_cap_mb": (of(bucket_cap_mb=1), "leave bucket_cap_mb out"),
     "DDP too": (with_ddp, "has DistributedDataParallel and fully_shard"),
+    "an all-reduce hook": (with_a_hook, "blocks.1 has an all-reduce hook, as HSDP has"),
     "no sync": (without_sync, "Net has set_requires_gradient_sync(False), and LeafSync takes"),
     "no sync later": (without_sync_later, "blocks.1 has set_requires_gradient_sync(False)"),
     "no sync in a leaf": (without_sync_in_a_leaf, "blocks.1 has set_requires_gradient_sync(False)"),

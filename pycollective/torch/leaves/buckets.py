@@ -81,10 +81,6 @@ class Bucket:
         self.gradients = [None] * len(self.gradients)  # their memory is free, and warm
         self.added = True
 
-    def nbytes_for(self, leaves: range) -> int:
-        """Bytes that it takes at most where these are a rank's leaves."""
-        return self.accumulator.nbytes_for(leaves) + self.averages.nbytes
-
     def hand_out(self) -> None:
         """Make each parameter's gradient its average, which is a view."""
         for parameter, view in zip(self.parameters, self._views, strict=True):

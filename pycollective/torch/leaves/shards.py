@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,7 @@ class OverShards:
         said = self.all_gather(mine.view(np.uint8)).view(np.int64)
         for rank, each in enumerate(said):
             if (each != said[0]).any():
+                let_all_hear(self.all_gather)
                 raise CollectiveMismatch(
                     f"LeafSync: rank {rank} {self._described(*each.tolist())}, and rank 0 "
                     f"{self._described(*said[0].tolist())}: the leaves that ranks compute at the "
@@ -151,6 +152,7 @@ class Shards:
             for number, (_, group) in enumerate(self._groups)
             for each in group.fsdp_params
         }
+        self._deal: Deal | None = None
         self.transport: OverShards  # as `over` makes it
 
     def over(self, transport: Transport) -> OverShards:
@@ -179,8 +181,6 @@ class Shards:
         for name, module in self._modules:
             if (count := len(module._get_fsdp_state()._fsdp_param_groups)) > 1:
                 raise _refusal(name, f"{count} groups of parameters, by several meshes: give one")
-            if not hasattr(module, "reset_iter_state"):
-                raise _refusal(name, f"no reset_iter_state (torch {torch.__version__}): take 2.13")
         ranks: list[int] = []
         for name, group in self._groups:
             _refuse_group(name, group, place)
@@ -196,9 +196,16 @@ class Shards:
                 )
         return ranks
 
+    def leaves_of(self, rank: int, leaves: int) -> range:
+        """A rank's leaf of each round."""
+        return range(rank, leaves, self.transport.size)
+
     def deal(self, leaves: int) -> Deal:
-        """Each rank's leaf of each round."""
-        return _strided(self.transport.size, leaves)
+        """Who has which leaves."""
+        if self._deal is None or self._deal.leaves != leaves:
+            ranks = range(self.transport.size)
+            self._deal = Deal.of(leaves, [self.leaves_of(rank, leaves) for rank in ranks])
+        return self._deal
 
     def named_parameters(self, module: torch.nn.Module) -> Iterator[Named]:
         """A module's parameters, sharded also where the module has them whole at the moment."""
@@ -271,6 +278,7 @@ class Shards:
                     "reduce_scatter_unused_params": True,
                 }
                 found.append(bucket)
+                undo.callback(bucket.forget)
             for attribute, value in taken.items():
                 undo.callback(setattr, group, attribute, getattr(group, attribute))
                 setattr(group, attribute, value)
@@ -285,9 +293,9 @@ class Shards:
             ConfigurationError: something else has changed what was taken over.
         """
         if leaf < self.transport.size:
-            # A forward between steps may have left weights whole, which the optimizer then changed.
-            for _, group in self._groups:
-                group.reshard()
+            # A forward between steps may have left weights whole, or on their way, which the
+            # optimizer then changed.
+            self._reset()
         self.refuse_changed()
         self.transport.leaf = leaf
         try:
@@ -369,7 +377,11 @@ class ShardBucket(Bucket):
     def begin(self) -> None:
         super().begin()
         self._came = False
-        for each in self._parts:  # of a backward that raised, or did not reduce
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what torch has kept of a backward that raised, or did not reduce."""
+        for each in self._parts:
             each.unsharded_accumulated_grad = None
             if (whole := getattr(each, "_unsharded_param", None)) is not None:
                 whole.grad = None
@@ -434,9 +446,6 @@ class ShardBucket(Bucket):
         for parameter, gradient in zip(self.parameters, self._grads, strict=True):
             parameter.grad = gradient
 
-    def nbytes_for(self, leaves: range) -> int:
-        return super().nbytes_for(range(self.accumulator.leaves))
-
 
 class _Exchange(OwnBuffers):
     """A collective of FSDP2's, of which torch tells more than is needed."""
@@ -459,13 +468,10 @@ def shards_of(model: torch.nn.Module) -> Shards | None:
     states: dict[int, tuple[str, Any]] = {}
     for name, each in model.named_modules():
         if isinstance(each, kind):
+            if not hasattr(each, "reset_iter_state"):
+                raise _refusal(name, f"no reset_iter_state (torch {torch.__version__}): take 2.13")
             states.setdefault(id(each._get_fsdp_state()), (name, each))
     return Shards([*states.values()]) if states else None
-
-
-@lru_cache(maxsize=16)
-def _strided(size: int, leaves: int) -> Deal:
-    return Deal.of(leaves, [range(rank, leaves, size) for rank in range(size)])
 
 
 def _refusal(name: str, what: str) -> ConfigurationError:
@@ -494,3 +500,5 @@ def _refuse_group(name: str, group: Any, place: Place) -> None:
         )
     if not group.reduce_grads:
         raise _refusal(name, _NO_SYNC)
+    if group._all_reduce_hook is not None:
+        raise _refusal(name, "an all-reduce hook, as HSDP has, which LeafSync would not call")

@@ -191,9 +191,11 @@ class LeafSync:
         return self._run_of(self._deal_of(step))
 
     def _run_of(self, deal: Deal) -> range:
-        runs = deal.held[self._transport.rank]
-        stride = runs[1][0] - runs[0][0] if runs[1:] else 1
-        return range(runs[0][0], runs[-1][1], stride) if runs else range(0)
+        rank = self._transport.rank
+        if self._shards is not None:
+            return self._shards.leaves_of(rank, self.leaves)
+        runs = deal.held[rank]
+        return range(*runs[0]) if runs else range(0)
 
     def _deal_of(self, step: int) -> Deal:
         """Who has which leaves in a step, the same on all ranks; each a run of them, or none, or
@@ -331,8 +333,8 @@ class LeafSync:
             self._refuse_broken()
             if self._is_whole is None:
                 raise ConfigurationError(
-                    f"leaf {leaf} has no backward: to skip it, as for a NaN, give it "
-                    "zeros, (0 * sum(each.sum() for each in model.parameters())).backward()"
+                    f"leaf {leaf} has no backward: to skip it, as for a NaN, compute the loss of "
+                    "other inputs, times 0"
                 )
             if not self._is_whole:
                 raise ConfigurationError(
@@ -504,7 +506,9 @@ class LeafSync:
         leaves of the step that is under way or comes next. What calls keep to send and receive is
         not in it.
         """
-        return sum(each.nbytes_for(self.local_leaves) for each in self._buckets)
+        added = self.local_leaves if self._shards is None else range(self.leaves)
+        rows = sum(each.accumulator.nbytes_for(added) for each in self._buckets)
+        return rows + sum(each.averages.nbytes for each in self._buckets)
 
     def close(self) -> None:
         """Leave the model as it was, but for its ``.grad``.
@@ -664,7 +668,7 @@ class LeafSync:
             self._broken = (
                 f"leaf {leaf} of step {self.step} was left before its end, by a break, a return or "
                 "an exception, and the step has no averages: go through all leaves of a step (a "
-                "leaf is skipped by zeros), and end a training between steps"
+                "leaf is skipped by a loss times 0), and end a training between steps"
             )
             self._transport.abort(self._broken)
 
