@@ -31,7 +31,7 @@ from pycollective import (
 )
 from pycollective.torch import LeafSampler, LeafSync
 from pycollective.torch.leaves import device_accumulator
-from pycollective.torch.leaves.buckets import Bucket
+from pycollective.torch.leaves.buckets import WholeBucket
 from pycollective.torch.leaves.choosing import transport_of
 from pycollective.torch.leaves.over_devices import OverDevices
 from pycollective.torch.leaves.place import OnDevice
@@ -714,7 +714,7 @@ def test_a_gradient_that_lies_otherwise_stays_on_its_device():
         take=lambda gradient: gradient,
     )
     weight = torch.nn.Parameter(torch.empty(2, 3, device="meta"))
-    bucket = Bucket([("weight", weight)], torch.float32, 1, place)
+    bucket = WholeBucket([("weight", weight)], torch.float32, 1, place)
     bucket.take(0, torch.empty(3, 2, device="meta").t())
     assert bucket.gradients[0].device == place.device
     assert bucket.gradients[0].is_contiguous()

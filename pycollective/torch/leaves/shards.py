@@ -23,10 +23,11 @@ import torch.distributed as dist
 
 from pycollective.agree import let_all_hear
 from pycollective.errors import CollectiveMismatch, ConfigurationError
+from pycollective.leaves.accumulator import Accumulator
 from pycollective.leaves.deal import Deal
 from pycollective.order import TAKE
 from pycollective.torch.leaves.buckets import Bucket, Named
-from pycollective.torch.leaves.place import OnCpu, Place
+from pycollective.torch.leaves.place import Place
 from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import StepWords
 from pycollective.torch.ordered import reduction
@@ -359,20 +360,20 @@ class ShardBucket(Bucket):
         shards: Shards,
     ) -> None:
         self._names = [name for name, _ in named]
-        self.parameters = [parameter for _, parameter in named]
+        parameters = [parameter for _, parameter in named]
         self._parts, self._group, self._number, self._shards = parts, group, number, shards
-        own = self.parameters[0].dtype
+        own = parameters[0].dtype
         self._dtype = group.mp_policy.param_dtype or own  # of a leaf's gradients
         counts = [each.padded_sharded_param_size.numel() for each in parts]
-        self.accumulator = OnCpu().accumulator([(sum(counts),)], leaves)
-        self.averages = torch.zeros(sum(counts), dtype=dtype or own)
-        self._grads = [
+        accumulator = Accumulator([(sum(counts),)], leaves=leaves)
+        averages = torch.zeros(sum(counts), dtype=dtype or own)
+        views = [
             each.to_sharded_dtensor(
                 flat.as_strided(each.sharded_size, each.contiguous_sharded_stride)
             )
-            for each, flat in zip(parts, self.averages.split(counts), strict=True)
+            for each, flat in zip(parts, averages.split(counts), strict=True)
         ]
-        self.begin()
+        super().__init__(parameters, accumulator, averages, views)
 
     def begin(self) -> None:
         super().begin()
@@ -443,8 +444,7 @@ class ShardBucket(Bucket):
 
     def hand_out(self) -> None:
         self._group.reshard()  # weights change now
-        for parameter, gradient in zip(self.parameters, self._grads, strict=True):
-            parameter.grad = gradient
+        super().hand_out()
 
 
 class _Exchange(OwnBuffers):
