@@ -79,7 +79,7 @@ def main() -> None:
     mine = digest(train(device, epochs=1))
     digests: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(digests, mine)
-    assert set(digests) == {mine}, digests
+    assert set(digests) == {mine}, f"ranks have other weights: {digests}"
     if dist.get_rank() == 0:
         where = "CPUs, over Gloo" if device.type == "cpu" else torch.cuda.get_device_name()
         print(f"{len(digests)} rank(s) on {where}: weights {mine}")

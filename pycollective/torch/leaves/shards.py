@@ -50,26 +50,23 @@ class OverShards:
 
     Args:
         by: what carries it all.
+        names: of the modules, by number, for errors.
 
     Attributes:
         leaf: of this rank, that is under way; None between leaves.
-        names: of the modules, by number, for errors.
     """
 
     bucket_cap_mb = math.inf  # a bucket is what a call of fully_shard has sharded
 
-    def __init__(self, by: Transport) -> None:
-        self._by = by
+    def __init__(self, by: Transport, names: Sequence[str]) -> None:
+        self._names = names
         self.rank, self.size, self.waits = by.rank, by.size, by.waits
-        self.all_gather, self.broadcast, self.tell = by.all_gather, by.broadcast, by.tell
+        self.all_gather, self.exchange, self.broadcast = by.all_gather, by.exchange, by.broadcast
+        self.tell = by.tell
         self.settle, self.abort, self.stats, self.close = by.settle, by.abort, by.stats, by.close
         self.leaf: int | None = None
-        self.names: Sequence[str] = ()
         self._averages: list[ShardBucket] = []
         self._words: StepWords | None = None
-
-    def exchange(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        self._by.exchange(rows, out)
 
     def announce(self, words: StepWords, needed: bool) -> None:
         self._words = words
@@ -85,7 +82,7 @@ class OverShards:
         self.meet(_STEP_ENDS)
         rows = self.all_gather(words.block.view(np.uint8)).view(np.int64)
         try:
-            divisor = words.read(rows) or words.divisor
+            divisor = words.read(rows)
         except Exception:  # on all ranks; an abort of this one may not come before they have read
             let_all_hear(self.all_gather)
             raise
@@ -120,7 +117,7 @@ class OverShards:
         if module == _STEP_ENDS:
             return f"ends its step {where}"
         verb = "gathers weights" if what == _WEIGHTS else "reduces gradients"
-        return f"{verb} of {self.names[module]} {where}"
+        return f"{verb} of {self._names[module]} {where}"
 
 
 class Shards:
@@ -158,8 +155,7 @@ class Shards:
 
     def over(self, transport: Transport) -> OverShards:
         """The transport of the LeafSync, by another one."""
-        self.transport = OverShards(transport)
-        self.transport.names = [name for name, _ in self._groups]
+        self.transport = OverShards(transport, [name for name, _ in self._groups])
         return self.transport
 
     def check(self, leaves: int, bucket_cap_mb: float, place: Place) -> list[int]:
