@@ -372,14 +372,15 @@ def test_what_is_taken_over_is_given_back(ranks_of):
 
 
 def heard(comm, backend):
-    """What ranks raise where rank 1 raises in a leaf; then a step of another LeafSync's."""
+    """What ranks raise where rank 1 raises in a leaf; a step of another LeafSync's behind it, and
+    one of a model that had no error."""
     torch.set_num_threads(1)
     with own_group(comm, timeout=timedelta(seconds=20)) as own:
         group = own if backend == "gloo" else standing_group(comm)
-        model = sharded(mesh_of(group))
+        failed, fresh = sharded(mesh_of(group)), sharded(mesh_of(group))
         x = torch.zeros(1, 3, dtype=torch.int64)
-        said = []
-        for fails in (True, False):
+        said, found = [], []
+        for model, fails in ((failed, True), (failed, False), (fresh, False)):
             sync = LeafSync(model, 2 * comm.size, group=group)
             try:
                 for leaf in sync.local_leaves:
@@ -392,7 +393,10 @@ def heard(comm, backend):
                 said.append(f"{type(error).__name__}: {error}")
             dist.barrier()
             sync.close()
-        return said, digest([each.grad for each in model.parameters() if each.requires_grad])
+            if not fails:  # of this rank's shards
+                grads = [each.grad for each in model.parameters() if each.requires_grad]
+                found.append(digest([each.to_local() for each in grads]))
+        return said, found
 
 
 @pytest.mark.parametrize("backend", ["gloo", "pycollective"])
@@ -403,8 +407,8 @@ def test_an_error_in_a_leaf_is_heard_by_all_and_another_leaf_sync_can_follow(ran
         [said] = found[rank][0]
         assert said.startswith("CollectiveAborted")
         assert "leaf 4 of step 0 raised KeyError: 'no sample'" in said
-    [after] = {each[1] for each in found}
-    assert after
+    for _, (after, fresh) in found:
+        assert after == fresh
 
 
 def left_behind(comm):
@@ -437,6 +441,31 @@ def fail_half_way(model, x):
         model(x).sum().backward()
     finally:
         handle.remove()
+
+
+def left_by_torch(comm):
+    """The gradients of a step of a model that has kept a backward of torch's own, and of one that
+    has not."""
+    torch.set_num_threads(1)
+    group, x, found = standing(comm), torch.zeros(1, 3, dtype=torch.int64), []
+    for kept in (False, True):
+        model = sharded(mesh_of(group))
+        if kept:
+            model.set_requires_gradient_sync(False)
+            model(x).sum().backward()
+            model.set_requires_gradient_sync(True)
+        sync = LeafSync(model, comm.size, group=group)
+        with sync.leaf(comm.rank):
+            model(x).sum().backward()
+        sync.finish()
+        found.append(digest([each.grad for each in model.parameters() if each.requires_grad]))
+        sync.close()
+    return found
+
+
+def test_what_torch_has_kept_is_none_of_a_step(ranks_of):
+    for without, kept in ranks_of(2).call(left_by_torch):
+        assert without == kept
 
 
 def test_a_backward_that_raised_leaves_nothing_to_torch(ranks_of):
