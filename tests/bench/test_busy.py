@@ -132,6 +132,7 @@ def test_every_library_is_started_bound_and_free() -> None:
     assert busy.launch("pycollective", True).settings == "pycollective run --pin"
 
 
+@pytest.mark.storm  # seconds
 def test_the_whole_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ours alone, with one short turn of one case."""
     for name, value in {"SECONDS": 0.02, "SETTLE": 0.0, "HOGS": (1,), "SIZES": (4096,)}.items():

@@ -197,6 +197,7 @@ def idle_after_a_capture(comm):
     return before > 0, wakes() - before
 
 
+@pytest.mark.storm  # two seconds
 def test_a_graph_that_nobody_replays_costs_little():
     with started(2) as ranks:
         for has_thread, woken in results(ranks.call(idle_after_a_capture)):

@@ -44,7 +44,7 @@ sys.stdout.write(f"RANK {r} is right\\n")
 
 
 # By forks, which have torch's Gloo, and not by a launcher: this is about what a program does.
-@pytest.mark.parametrize("name", ["mpich", "forks"])
+@pytest.mark.parametrize("name", [pytest.param("mpich", marks=pytest.mark.storm), "forks"])
 def test_any_algorithm_between_hosts(tmp_path, name):
     (tmp_path / "program.py").write_text(PROGRAM)
     more = {"PYCOLLECTIVE_TOPOLOGY": "2x2", **standin.environment()}

@@ -130,7 +130,7 @@ def trained(comm, on_device, codec, kind):
 @pytest.mark.parametrize(
     ("on_device", "codec", "kind"),
     [
-        (False, "one_bit", Model),
+        pytest.param(False, "one_bit", Model, marks=pytest.mark.storm),
         (True, "one_bit", Model),
         (True, "top_k", Model),
         (False, "one_bit", Twins),

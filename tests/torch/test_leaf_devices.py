@@ -160,7 +160,7 @@ def compiled(model):
 WAYS = {
     "plain": {},
     "autocast": {"call": autocast},
-    "compiled": {"wrap": compiled},
+    "compiled": {"wrap": compiled},  # seconds
     "half weights": {"dtype": torch.bfloat16, "options": {"grad_dtype": torch.float32}},
     "scaled": {"scaler": True},
 }
@@ -196,7 +196,10 @@ def trained(comm, device, way):
     return hashlib.sha256(weights).hexdigest(), scaler.get_scale()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(each, marks=pytest.mark.storm if each == "compiled" else ()) for each in WAYS],
+)
 def test_a_training_on_devices_has_the_weights_of_cpus(pool, way):
     [on_cpu] = pool(1).call(trained, False, way)
     assert on_cpu[1] < 2.0**127 or way != "scaled"

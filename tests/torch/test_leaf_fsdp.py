@@ -156,7 +156,7 @@ def check(ranks_of, ranks, policy, dtype, leaves, inputs, backend="gloo", counts
                 assert same_bits(*each), (rank, number)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.storm), 3])
 def test_gradients_are_the_references_average(ranks_of, ranks):
     check(ranks_of, ranks, PLAIN, FP32, 12, order_sensitive)
     check(ranks_of, ranks, PLAIN, FP32, 6, awkward)
@@ -287,7 +287,11 @@ def training(comm, way, counted):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("counted", [False, True], ids=["mean", "counted"])
+@pytest.mark.parametrize(
+    "counted",
+    [pytest.param(False, marks=pytest.mark.storm), True],
+    ids=["mean", "counted"],
+)
 def test_a_training_is_that_without_fully_shard(ranks_of, way, counted):
     [want] = ranks_of(1).call(training, None, counted)
     for ranks in (1, 2, 3):

@@ -61,7 +61,10 @@ def digests(pool, ranks, numbers, topology="", ddp=True, backend="pycollective")
     return digest
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize(
+    "numbers",
+    [pytest.param(each, marks=pytest.mark.storm if each == "bf16" else ()) for each in NUMBERS],
+)
 def test_one_digest_on_any_number_of_ranks(pool, numbers):
     found = {
         "alone, no DDP": digests(pool, 1, numbers, ddp=False),

@@ -125,6 +125,7 @@ def with_its_own_timeout(comm):
         group.monitored_barrier(timedelta(seconds=20))  # longer than the group's
 
 
+@pytest.mark.storm  # two seconds
 def test_its_own_timeout_counts():
     assert [outcome.error for outcome in run_ranks(with_its_own_timeout, 2)] == [None, None]
 

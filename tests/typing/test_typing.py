@@ -45,6 +45,7 @@ def test_mypy_refuses_each_wrong_line_and_no_example() -> None:
         assert EXPECTED[name, line] in message, message
 
 
+@pytest.mark.storm  # seconds, and mypy sees the same
 def test_pyright_does_too() -> None:
     pytest.importorskip("basedpyright", reason="pip install basedpyright")
     found = errors("basedpyright", "--level", "error", "--pythonpath", sys.executable)
