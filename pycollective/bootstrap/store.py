@@ -67,6 +67,11 @@ def followed_key(rank: int) -> str:
     return f"pycollective/followed/{rank}"
 
 
+def joined_key(pid: int) -> str:
+    """Return the key where a process of `pycollective run --elastic` tells that it has joined."""
+    return f"pycollective/joined/{pid}"
+
+
 def job_secret() -> str:
     """Return the secret of this job's store, from the variable or the file; empty without either.
 
