@@ -31,6 +31,8 @@ from pycollective.typing import Wire
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from pycollective.bootstrap.membership import Membership
+
 _log = logging.getLogger("pycollective")
 
 # In place of a rank, for `recv`: the first message of the tag, from whichever rank.
@@ -116,6 +118,8 @@ class Communicator(_core.Communicator):
     _world: World
     _splits: int
     _device_path: device_paths.DevicePath | None
+    _membership: Membership | None = None  # how its ranks can become others
+    _joined_late = False  # by this process, which has come to ranks that were under way
 
     def __init__(self) -> None:
         raise ConfigurationError(
@@ -321,6 +325,68 @@ class Communicator(_core.Communicator):
         if self._device_path is not None:
             made._begin_with(self._device_path.device)
         return made
+
+    def shrink(self, *, stay: bool = True, why: str = "") -> Communicator | None:
+        """Go on without the ranks that have died; collective over those that live.
+
+            try:
+                comm.all_reduce(x)
+            except pc.CollectiveError:
+                comm = comm.shrink()  # and make the calls again that all agree on
+
+        The ranks that live agree on who they are, and make a communicator of themselves, in the
+        order that they have here. This one is closed. A rank whose process has ended is left out,
+        and so is one that has closed this communicator. A rank that is stopped or busy is waited
+        for, at most `timeout` seconds. If another dies meanwhile it is left out as well.
+
+        Without a failure it aborts this communicator, so that ranks which wait in a call come too.
+
+        The ranks meet at the store where they joined. So it must still be there: `pycollective
+        run`'s is, and an object that was given to `init` as its store.
+
+        Args:
+            stay: False: leave. The others go on without this rank.
+            why: what the others are told of a rank that leaves.
+
+        Returns:
+            The new communicator, with this one's timeout and `init`'s other options; None for a
+            rank that leaves.
+
+        Raises:
+            ConfigurationError: this communicator is closed, is for a GPU, or its ranks cannot meet
+                again: it is of `split`, or they met over MPI, at ``tcp://``, by srun, or at a store
+                that has ended.
+            CollectiveTimeout: a rank that lives did not call it.
+            PeerFailure: the other ranks have taken this one for dead.
+        """
+        return self._members("shrink").shrink(self, bool(stay), why)
+
+    def grow(self) -> Communicator:
+        """Take in the processes that wait to join; collective.
+
+        They come behind the ranks that are here, which keep their order. A process waits in `init`
+        if `pycollective run --elastic` has started it in place of one that died. If none waits,
+        this takes one broadcast.
+
+        Returns:
+            The new communicator, as from `shrink`, and this one is closed; or this one, if nobody
+            has joined.
+
+        Raises:
+            ConfigurationError: as `shrink`.
+            CollectiveError: a rank has died: call `shrink`.
+        """
+        return self._members("grow").grow(self)
+
+    def _members(self, call: str) -> Membership:
+        if self._membership is None:
+            raise ConfigurationError(
+                f"{call}: the ranks of this communicator have no store at which they could meet "
+                "again, as it is of split(), or they met over MPI, at tcp://, by srun, or at a "
+                "store that has ended: start them by `pycollective run --elastic`, or give init an "
+                "object as its store"
+            )
+        return self._membership
 
     def _all_gather_bytes(self, row: np.ndarray) -> np.ndarray:
         rows = np.empty((self.size, row.size), np.uint8)

@@ -86,6 +86,17 @@ PyObject* check_peers(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* gone(PyObject* self, PyObject*) {
+  Communicator* core = core_of(self);
+  if (core == nullptr) return nullptr;
+  std::vector<int> ranks;
+  {
+    const GilReleased unlocked;
+    ranks = core->gone();
+  }
+  return py::cast(ranks).release().ptr();
+}
+
 PyObject* stats(PyObject* self, PyObject*) {
   Communicator* core = core_of(self);
   if (core == nullptr) return nullptr;
@@ -269,7 +280,7 @@ void finalise(PyObject* self) {
 }
 
 // The collectives' first; the interpreter keeps pointers into this.
-PyMethodDef methods[kCollectiveMethods + 8] = {};
+PyMethodDef methods[kCollectiveMethods + 9] = {};
 
 const PyMethodDef own_methods[] = {
     {"abort", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(abort)),
@@ -281,6 +292,7 @@ const PyMethodDef own_methods[] = {
      "as they left, with the library's own headers; not the transport's) and sent_raw_bytes (what "
      "the same would have been unpacked)."},
     {"_check_peers", check_peers, METH_NOARGS, nullptr},
+    {"_gone", gone, METH_NOARGS, nullptr},
     {"_close", close, METH_NOARGS, nullptr},
     {"_capsule", capsule, METH_NOARGS, nullptr},
     {"_allocate", allocate, METH_O, nullptr},

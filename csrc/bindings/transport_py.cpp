@@ -121,6 +121,15 @@ void bind_node(py::module_& module) {
           [](NodeHandle& self, std::size_t offset) { translated([&] { self.release(offset); }); },
           py::arg("offset"), "Give back a mailbox that no communicator was made of.")
       .def(
+          "reclaim",
+          [](NodeHandle& self) {
+            translated([&] {
+              const GilReleased unlocked;  // what is freed may wait for a GPU
+              self.node->reclaim();
+            });
+          },
+          "Free what groups that all have left still hold, and forget the memory of the dead.")
+      .def(
           "mailbox_bytes",
           [](const NodeHandle& self, int size, bool internode) {
             return self.node->mailbox_bytes(size, internode);

@@ -748,6 +748,21 @@ std::shared_ptr<const Failure> Communicator::failure() {
   return known;
 }
 
+std::vector<int> Communicator::gone() {
+  if (forked()) return {};
+  std::vector<int> ranks;
+  if (Messenger* const messenger = group_->messenger()) {
+    messenger->poll();
+    ranks = messenger->gone();
+  }
+  const std::lock_guard lock(mutex_);
+  if (closed_) return {};
+  for (const Member each : group_->members())
+    if (each != group_->me() && (group_->has_left(each) || !group_->alive(each)))
+      ranks.push_back(group_->rank_of(each));
+  return ranks;
+}
+
 void Communicator::check_peers() {
   if (forked()) return;
   std::optional<Failure> found;

@@ -62,6 +62,9 @@ class Communicator final : public Collectives,
   std::shared_ptr<const Failure> failure() override;
   // The same, but null if this launch was seen to end well before the failure.
   std::shared_ptr<const Failure> failure_of(std::uint64_t launch);
+  // The ranks that have died, cannot be reached any more, or have closed this communicator; also of
+  // one that has failed. None once it is closed.
+  std::vector<int> gone();
   // For a caller that waits for all ranks outside of operations: call it again and again. It throws
   // CollectiveFailure where the communicator has failed. If a rank has died, it fails the
   // communicator first.

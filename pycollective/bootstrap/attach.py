@@ -25,7 +25,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from pycollective import _core
-from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective.errors import CollectiveTimeout, ConfigurationError, PeerFailure
 
 # What pidfd_open wants, by which the death of a process of this host is seen (also peer.cpp).
 PIDFD_NEEDS = "Linux 5.3 or later is needed and, in a container, a seccomp profile that allows it"
@@ -308,7 +308,7 @@ class _Attaching:
     def _take_end(self, peer: PeerAddress) -> None:
         self._look_for_problem()  # which may be why
         if not self._node.is_attached(peer.token):
-            raise ConfigurationError(f"rank {peer.rank} has ended while it joined")
+            raise PeerFailure(f"rank {peer.rank} has ended while it joined", op="init")
 
     def _take_hello(self, connection: socket.socket, expected: Mapping[bytes, PeerAddress]) -> None:
         self._selector.unregister(connection)

@@ -11,21 +11,25 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from pycollective import device_path as device_paths
 from pycollective.bootstrap import mpi, slurm
 from pycollective.bootstrap.joining import DEFAULT_TIMEOUT, connect
+from pycollective.bootstrap.membership import Membership, enter
 from pycollective.bootstrap.options import InitOptions
 from pycollective.bootstrap.rendezvous import is_full
 from pycollective.bootstrap.restarts import RESTARTS, process_identity
-from pycollective.bootstrap.store import StoreClient, StoreServer, job_secret
+from pycollective.bootstrap.store import StoreClient, StoreServer, job_secret, joined_key
 from pycollective.communicator import Communicator
 from pycollective.config import (
+    ENV_ELASTIC,
+    ENV_JOINS,
     ENV_RANK,
     ENV_SECRET,
     ENV_SIZE,
@@ -221,17 +225,28 @@ def _init_explicit(
         # Needs no store, or says what is wrong.
         return connect(store, rank, size, options.timeout, tuning=options.tuning)
     if not isinstance(store, str):
-        return _connect(store, rank, size, _next_prefix(store, rank), hosts, options)
+        opened = partial(nullcontext, store) if is_full(store) else None
+        return _connect(store, rank, size, _next_prefix(store, rank), hosts, options, opened)
     secret = job_secret()
     server = StoreServer(listen or store, secret, clients=size) if rank == 0 else None
     return _meet_at(store, secret, server, rank, size, hosts, options)
 
 
 def _connect(
-    store: Any, rank: int, size: int, prefix: str, hosts: Sequence[int], options: InitOptions
+    store: Any,
+    rank: int,
+    size: int,
+    prefix: str,
+    hosts: Sequence[int],
+    options: InitOptions,
+    open_store: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> Communicator:
+    """Join; `open_store` opens the store for as long as the ranks may become others."""
     timeout, transport, tuning = options.timeout, options.transport, options.tuning
-    return connect(store, rank, size, timeout, prefix, hosts, transport, tuning, options.more)
+    made = connect(store, rank, size, timeout, prefix, hosts, transport, tuning, options.more)
+    if open_store is not None:
+        made._membership = Membership(open_store, prefix, options, tuple(hosts))
+    return made
 
 
 def _meet_at(
@@ -277,11 +292,23 @@ class _Launch:
 def _start_run(options: InitOptions) -> Communicator:
     rank, size = environment_number(ENV_RANK), environment_number(ENV_SIZE)
     hosts = simulated_hosts(size, options.topology)
-    address, secret = os.environ[ENV_STORE], job_secret()
-    if size == 1:
+    elastic = ENV_ELASTIC in os.environ
+    if size == 1 and not elastic:
         return connect(None, rank, size, options.timeout, tuning=options.tuning)
-    with closing(StoreClient(address, secret, options.timeout)) as client:
-        return _connect(client, rank, size, _next_prefix(client, rank), hosts, options)
+    address, secret = os.environ[ENV_STORE], job_secret()
+
+    def open_store() -> AbstractContextManager[StoreClient]:
+        return closing(StoreClient(address, secret, options.timeout))
+
+    with open_store() as client:
+        if ENV_JOINS in os.environ:
+            made = enter(open_store, options)
+        else:
+            prefix = _next_prefix(client, rank)
+            made = _connect(client, rank, size, prefix, hosts, options, open_store)
+        if elastic:
+            client.set(joined_key(os.getpgrp()), b"")
+    return made
 
 
 def _start_torchrun(options: InitOptions) -> Communicator:
@@ -294,7 +321,9 @@ def _start_torchrun(options: InitOptions) -> Communicator:
     hosts = simulated_hosts(size, options.topology)
     store = PrefixStore("pycollective", store)
     prefix = RESTARTS.prefix(store, rank, size, options.timeout) + _next_prefix(store, rank)
-    communicator = _connect(store, rank, size, prefix, hosts, options)
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    opened = partial(nullcontext, store) if by_agent else None
+    communicator = _connect(store, rank, size, prefix, hosts, options, opened)
     # Rank 0 may serve the store itself. It ends once nobody needs it, and before anyone goes on:
     # whoever joins again must not meet in the old one.
     communicator.barrier()

@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from pycollective import CollectiveTimeout, ConfigurationError, _core
+from pycollective import CollectiveTimeout, ConfigurationError, PeerFailure, _core
 from pycollective.bootstrap import attach
 from pycollective.bootstrap.attach import Listener, PeerAddress, ProcessNode, attach_peers
 from tests.harness import await_
@@ -203,7 +203,8 @@ def test_who_accepts_an_attachment_and_ends_is_named(ranks, monkeypatch, before,
 
         monkeypatch.setattr(attach, "_send", send_beside_an_end)
         until = time.monotonic() + 10
-        with pytest.raises(ConfigurationError, match=said or "rank 0 has ended while it joined"):
+        kind = ConfigurationError if said else PeerFailure
+        with pytest.raises(kind, match=said or "rank 0 has ended while it joined"):
             attach_peers(other.node, other.listener, [gone], [], until, why)
 
 

@@ -536,6 +536,14 @@ void Messenger::set_notice(Notice notice) {
 
 // Ranks that have left, or cannot be reached any more.
 
+std::vector<int> Messenger::gone() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> ranks;
+  for (const auto& [rank, peer] : peers_)
+    if (peer.left || peer.lost) ranks.push_back(rank);
+  return ranks;
+}
+
 void Messenger::note_news(Peer& peer) {
   if (peer.left) peer.left = Clock::now();
 }

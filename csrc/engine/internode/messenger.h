@@ -188,6 +188,8 @@ class Messenger {
   // A rank that has called something else under the same number.
   std::optional<std::pair<int, NumberedCall>> find_other_call(const NumberedCall& mine) const;
 
+  // The ranks that have said goodbye or cannot be reached any more, as of the last poll().
+  std::vector<int> gone() const;
   // The first failure that was heard of, or that an awaited rank is lost.
   std::shared_ptr<const Notice> notice() const;
   // Does not wait. `first`: this rank has found the failure.
