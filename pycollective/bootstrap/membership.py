@@ -148,19 +148,21 @@ class Membership:
         ranks = list(range(comm.size))
         last: Decision | None = None
         with self.open_store() as store:
+            if not stays:  # nor waits for the others
+                self._come(store, f"{self.epoch}/1", comm.rank, came)
+                _close(comm)
+                return None
             for attempt in count(1):
                 change = f"{self.epoch}/{attempt}"
                 decision = self._decide(store, change, comm, ranks, came, deadline)
                 if comm.rank not in decision.members:
                     _close(comm)
-                    if stays:
-                        raise PeerFailure(
-                            f"rank {comm.rank} was taken for dead by the other ranks, which go on "
-                            "without it",
-                            comm.rank,
-                            "shrink",
-                        )
-                    return None
+                    raise PeerFailure(
+                        f"rank {comm.rank} was taken for dead by the other ranks, which go on "
+                        "without it",
+                        comm.rank,
+                        "shrink",
+                    )
                 try:
                     return self._join(store, change, comm, decision)
                 except (CollectiveError, ConfigurationError) as error:
@@ -182,8 +184,7 @@ class Membership:
         deadline: float,
     ) -> Decision:
         """Say that this rank has come, and return who goes on once that is decided."""
-        place = f"pycollective/{self.prefix}/{change}"
-        store.set(f"{place}/came/{comm.rank}", came.encode())
+        place = self._come(store, change, comm.rank, came)
         said: dict[int, Any] = {comm.rank: json.loads(came)}
         pauses = _pauses()
         while not store.check([f"{place}/decision"]):
@@ -206,6 +207,12 @@ class Membership:
                 )
             sleep(next(pauses))
         return Decision.from_text(store.get(f"{place}/decision"))
+
+    def _come(self, store: Any, change: str, rank: int, came: str) -> str:
+        """Say that this rank has come; return where the keys of this attempt are."""
+        place = f"pycollective/{self.prefix}/{change}"
+        store.set(f"{place}/came/{rank}", came.encode())
+        return place
 
     def _decided(self, store: Any, said: dict[int, Any], gone: set[int]) -> Decision:
         members = [rank for rank in sorted(said) if said[rank][0] and rank not in gone]
