@@ -31,7 +31,7 @@ import os, signal, sys, time
 from pathlib import Path
 from pycollective.bootstrap.store import StoreClient, job_secret, joined_key
 
-store = StoreClient(os.environ["PYCOLLECTIVE_STORE"], job_secret(), timeout=40)
+store = StoreClient(os.environ["PYCOLLECTIVE_STORE"], job_secret(), timeout=20)
 rank, size = (int(os.environ["PYCOLLECTIVE_" + name]) for name in ("RANK", "SIZE"))
 newcomer = os.environ.get("PYCOLLECTIVE_JOINS") == "1"
 
@@ -199,7 +199,7 @@ def test_too_few_ranks_end_the_job(program, fewest, arguments, others, reason):
 TOO_LATE = """
 if newcomer:
     tells("runs")
-    time.sleep(60)
+    time.sleep(20)
 elif rank == 1:
     is_killed()
 awaits("runs")
