@@ -28,7 +28,7 @@ from types import FrameType
 
 from pycollective import _core
 from pycollective.bootstrap.store import StoreClient, followed_key, job_secret
-from pycollective.config import ENV_RANK, ENV_STORE, MPI_RANK_VARIABLES, environment_number
+from pycollective.config import ENV_STORE, MPI_RANK_VARIABLES
 from pycollective.errors import (
     CollectiveError,
     CollectiveTimeout,
@@ -167,7 +167,7 @@ def _crash() -> BaseException | None:
 def _tell_launcher_that_others_failed() -> None:
     try:
         client = StoreClient(os.environ[ENV_STORE], job_secret(), timeout=1.0)
-        client.set(followed_key(environment_number(ENV_RANK)), b"")
+        client.set(followed_key(os.getpgrp()), b"")
         client.close()
     except (CollectiveTimeout, ConfigurationError):
         return  # the launcher has gone; it only makes its report more exact

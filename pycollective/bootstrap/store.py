@@ -62,14 +62,18 @@ def parse_address(address: str, secret: str) -> tuple[int, Any]:
     raise ConfigurationError(f"store address {address!r} is not tcp://host:port or unix:@name")
 
 
-def followed_key(rank: int) -> str:
-    """Return the key where a rank tells `pycollective run` that it ends because of another."""
-    return f"pycollective/followed/{rank}"
+def followed_key(group: int) -> str:
+    """Return the key where a rank tells `pycollective run` that it ends because of another.
+
+    Args:
+        group: its process group, which it shares with a wrapper, such as a shell, that started it.
+    """
+    return f"pycollective/followed/{group}"
 
 
-def joined_key(pid: int) -> str:
-    """Return the key where a process of `pycollective run --elastic` tells that it has joined."""
-    return f"pycollective/joined/{pid}"
+def joined_key(group: int) -> str:
+    """Return the key where a rank of `pycollective run --elastic` tells that it has joined."""
+    return f"pycollective/joined/{group}"
 
 
 def job_secret() -> str:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
 from pathlib import Path
 
 from pycollective.cli.common import Parsers, add_command, option
+from pycollective.config import ENV_TOPOLOGY
 from pycollective.errors import ConfigurationError
 from pycollective.launch.launcher import launch
+from pycollective.launch.restarts import Restarts
+from pycollective.schedule.topology import Topology
 
-_WITH_A_VALUE = ("-n", "--ranks", "--log-dir")
+_WITH_A_VALUE = ("-n", "--ranks", "--log-dir", "--min", "--max-restarts")
+# A rank that has died so often does not die by chance, as of a batch that it cannot take.
+_RESTARTS_PER_RANK = 10
 
 
 def add(parsers: Parsers) -> None:
@@ -46,6 +53,22 @@ def add(parsers: Parsers) -> None:
         None,
         Path,
     )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="go on when a rank dies, and start another process in its place (default: a rank's "
+        "failure ends the job)",
+    )
+    option(parser, "--min", "M", "ranks without which an elastic job ends (default: 1)", None, int)
+    option(
+        parser,
+        "--max-restarts",
+        "N",
+        "processes that an elastic job may start in the place of others, for all ranks together "
+        f"(default: {_RESTARTS_PER_RANK} for each rank)",
+        None,
+        int,
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,6 +92,14 @@ def run(options: argparse.Namespace) -> int:
     get the same cores: start the second under `taskset -c` with others. Leave
     --pin out where ranks compute with several threads, as with torch.
 
+    With --elastic a rank that is killed, or ends with another status than 0, leaves
+    the others running. Another process takes its place and joins them. It starts
+    at once, or after 0.1 to 30 s if the one before has not got as far as joining.
+    It has the rank's core, its standard input and its tag; with --log-dir its files
+    are DIR/R/stdout.1.log and so on. PYCOLLECTIVE_JOINS=1 tells it what it is. The
+    job fails when no rank that had joined is left, when fewer than --min are left,
+    and when a rank fails before the ranks have met.
+
     Exit status: that of the rank that failed first, or 128 and its signal's number;
     2: there is no such program.
     """
@@ -81,7 +112,30 @@ def run(options: argparse.Namespace) -> int:
         pin=options.pin,
         tag_output=options.tag_output,
         log_dir=options.log_dir,
+        restarts=_restarts_of(options),
     )
+
+
+def _restarts_of(options: argparse.Namespace) -> Restarts | None:
+    """Return what --elastic and the options that need it ask for; None without it."""
+    fewest, limit, ranks = options.min, options.max_restarts, options.ranks
+    if not options.elastic:
+        for name, value in {"--min": fewest, "--max-restarts": limit}.items():
+            if value is not None:
+                raise ConfigurationError(f"{name} is for a job that --elastic lets go on: add it")
+        return None
+    if fewest is not None and not 1 <= fewest <= ranks:
+        raise ConfigurationError(f"--min {fewest} is not 1 to {ranks}, the number of ranks")
+    if limit is not None and limit < 0:
+        raise ConfigurationError(f"--max-restarts {limit} is not 0 or more")
+    topology = os.environ.get(ENV_TOPOLOGY)
+    if topology and not Topology.parse(topology, ranks).single:
+        sys.stderr.write(
+            f"pycollective run: no process takes the place of another, since {ENV_TOPOLOGY}="
+            f"{topology} has several hosts: the ranks that are left go on\n"
+        )
+        limit = 0
+    return Restarts(fewest or 1, ranks * _RESTARTS_PER_RANK if limit is None else limit)
 
 
 def _refuse_ranks_behind(program: list[str]) -> None:

@@ -5,6 +5,9 @@ launcher even if that is killed. (It leads no session: Linux schedules sessions 
 that share a core would wait for each other's time slices.) Rank 0 has the launcher's standard
 input, that of the others is empty. The launcher serves the store in which the ranks meet, behind a
 secret of this job.
+
+Under --elastic a process that takes the place of one that has died has what that one had: the core,
+the standard input and the tag of its output.
 """
 
 from __future__ import annotations
@@ -19,13 +22,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pycollective.bootstrap.store import StoreServer, followed_key, job_secret
-from pycollective.config import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, MAX_RANKS_PER_HOST
+from pycollective.bootstrap.store import StoreServer, followed_key, job_secret, joined_key
+from pycollective.config import (
+    ENV_ELASTIC,
+    ENV_JOINS,
+    ENV_RANK,
+    ENV_SECRET,
+    ENV_SIZE,
+    ENV_STORE,
+    MAX_RANKS_PER_HOST,
+)
 from pycollective.cores import one_each
 from pycollective.errors import ConfigurationError
 from pycollective.launch.output import (
@@ -36,6 +47,7 @@ from pycollective.launch.output import (
     open_logs,
     sinks_of,
 )
+from pycollective.launch.restarts import Fate, Process, Restarts
 from pycollective.launch.terminal import Terminal
 from pycollective.system_limits import start_thread
 
@@ -73,6 +85,7 @@ def launch(
     pin: bool = False,
     tag_output: bool | None = False,
     log_dir: Path | None = None,
+    restarts: Restarts | None = None,
 ) -> int:
     """Run `ranks` processes of `program` until they end.
 
@@ -83,6 +96,7 @@ def launch(
         tag_output: begin each line of their output with ``[rank]``; None: where it goes anywhere
             but to a terminal.
         log_dir: a new or an empty folder, in which each rank's output is written to files, too.
+        restarts: makes the job elastic: a rank's death does not end it, and others take its place.
 
     Returns:
         0, or the status of the first rank that failed: its own, or 128 + its signal. 128 + the
@@ -104,15 +118,20 @@ def launch(
     secret = job_secret() or secrets.token_hex(16)
     if log_dir is not None:
         make_log_dir(log_dir)
-    # Ranks may connect at once; the serving thread starts after the last of them was forked.
+    # Ranks may connect at once; the serving thread starts after the first ones were forked.
     with StoreServer(address, secret, start=False) as store:
         copied = bool(tag_output or log_dir)
         threads = 1 if pin else max(1, len(os.sched_getaffinity(0)) // ranks)
         defaults = _defaults(threads, copied=copied or not is_terminal(sys.stdout))
         env = {**defaults, **os.environ, ENV_STORE: address, ENV_SECRET: secret}
+        for name in (ENV_ELASTIC, ENV_JOINS):  # of a launch that this one is part of
+            env.pop(name, None)
+        if restarts:
+            env[ENV_ELASTIC] = str(restarts.fewest)
         copied = copied or _is_unbuffered_python(command, env)
         sinks = sinks_of((sys.stdout, sys.stderr), copied, tag_output)
-        return _Job(command, ranks, cores, env, sinks, log_dir, store).run()
+        job = _Job(command, ranks, cores, env, sinks, log_dir, store, restarts or Restarts())
+        return job.run()
 
 
 def _command(program: list[str]) -> list[str]:
@@ -199,18 +218,18 @@ class _Job:
         sinks: Sequence[Sink | int | None],
         log_dir: Path | None,
         store: StoreServer,
+        restarts: Restarts,
     ) -> None:
         self._command, self._size, self._env = command, size, env
         self._cores = cores
         self._sinks, self._log_dir = sinks, log_dir
-        self._store = store
+        self._store, self._restarts = store, restarts
         self._terminal = Terminal()
         self._alive: dict[int, _Rank] = {}
         self._copiers: list[Copier] = []
         self._stop_signal = 0  # the first that came
         self._stops = 0  # how many have come
         self._ending = False  # what ends from now on ends because it was told to
-        self._failed: list[tuple[int, int, int]] = []  # rank, pid, exit code, in order of ending
 
     def run(self) -> int:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -228,8 +247,7 @@ class _Job:
             for rank in range(self._size):
                 self._start(rank)
             self._store.start()
-            for copier in self._copiers:
-                start_thread(copier)
+            self._start_copiers()
             self._watch(wake_read)
         finally:
             self._signal_all(signal.SIGKILL)
@@ -248,15 +266,15 @@ class _Job:
             return 128 + self._stop_signal
         lost = next((copier.error for copier in self._copiers if copier.error), None)
         if lost:
-            with suppress(OSError):
-                print(f"pycollective run: output is lost: {lost}", file=sys.stderr, flush=True)
-        return self._report() if self._failed else int(lost is not None)
+            self._say(f"output is lost: {lost}")
+        return self._report() if self._restarts.fate is Fate.FAILED else int(lost is not None)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stop_signal = self._stop_signal or number
         self._stops += 1
 
     def _start(self, rank: int) -> None:
+        number = self._restarts.started[rank]
         env = {
             **self._env,
             ENV_RANK: str(rank),
@@ -265,8 +283,9 @@ class _Job:
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self._size),
             "LOCAL_WORLD_SIZE": str(self._size),
+            **({ENV_JOINS: "1"} if number else {}),
         }
-        logs = open_logs(self._log_dir, rank) if self._log_dir else (None, None)
+        logs = open_logs(self._log_dir, rank, number) if self._log_dir else (None, None)
         pipes = [
             subprocess.PIPE if isinstance(sink, Sink) or log else sink
             for sink, log in zip(self._sinks, logs, strict=True)
@@ -290,6 +309,30 @@ class _Job:
                 self._copiers.append(Copier(os.dup(stream.fileno()), shown, rank, log))
                 stream.close()
 
+    def _start_copiers(self) -> None:
+        for copier in self._copiers:
+            if copier.ident is None:
+                start_thread(copier)
+
+    def _replace(self, rank: int, now: float) -> None:
+        """Start another process in the place of one that has died."""
+        died = next(each for each in reversed(self._restarts.failures) if each.rank == rank)
+        try:
+            self._start(rank)
+            self._start_copiers()
+        except (ConfigurationError, OSError) as error:  # as when there may be no more processes
+            self._say(f"{self._end_of(died)}; nothing could be started in its place: {error}")
+            if rank in self._alive:  # without copiers; its end is seen as any
+                _signal_group(self._alive[rank].process.pid, signal.SIGKILL)
+            else:
+                self._restarts.plan(rank, False, now)
+                self._restarts.settle([], self._seen(self._alive.values()), now)
+            return
+        self._say(
+            f"{self._end_of(died)}; pid {self._alive[rank].process.pid} takes its place (restart "
+            f"{self._restarts.started.total()} of {self._restarts.limit})"
+        )
+
     def _watch(self, wake: int) -> None:
         """Wait until all have ended. After a failure or a signal: notice, SIGTERM, SIGKILL."""
         steps: list[tuple[float, int]] = []  # when to send what to those still alive
@@ -297,15 +340,23 @@ class _Job:
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ)
             while self._alive:
-                waits = [max(0.0, when - time.monotonic()) for when, _ in steps[:1]]
+                times = [*(when for when, _ in steps[:1]), *self._restarts.planned.values()]
+                waits = [max(0.0, when - time.monotonic()) for when in times]
                 if selector.select(min(waits + self._terminal.lend(), default=None)):
                     os.read(wake, 4096)
+                ended = []
                 for each in [*self._alive.values()]:
                     if each.has_ended():
                         self._ended(each)
+                        ended.append(each)
                     elif number := each.was_stopped_by():
                         self._terminal.stopped(each.process.pid, number)
                 now = time.monotonic()
+                if not self._stops and not self._ending:
+                    if ended:
+                        self._settle(ended, now)
+                    while (rank := self._restarts.take(now)) is not None:
+                        self._replace(rank, now)
                 if (stops := self._stops) > stops_seen:  # another may come meanwhile
                     if stops_seen == 0:
                         self._signal_all(self._stop_signal)
@@ -313,11 +364,9 @@ class _Job:
                     else:  # whoever asks twice does not want to wait
                         steps = [(now, signal.SIGKILL)]
                     stops_seen = stops
-                elif self._failed and not steps and self._alive:
-                    steps = [
-                        (now + _NOTICE, signal.SIGTERM),
-                        (now + _NOTICE + _GRACE, signal.SIGKILL),
-                    ]
+                elif self._restarts.fate is not Fate.GOES_ON and not steps:
+                    told = now + (_NOTICE if self._restarts.fate is Fate.FAILED else 0.0)
+                    steps = [(told, signal.SIGTERM), (told + _GRACE, signal.SIGKILL)]
                 while steps and steps[0][0] <= now:
                     self._signal_all(steps.pop(0)[1])
                     if not steps:
@@ -341,27 +390,69 @@ class _Job:
         del self._alive[each.rank]
         if self._terminal.take_back(each.process.pid) and code == -signal.SIGINT:
             self._on_signal(signal.SIGINT, None)  # Ctrl-C is for all, whoever had the terminal
-        if code != 0 and not self._ending:
-            self._failed.append((each.rank, each.process.pid, code))
+
+    def _settle(self, ended: Sequence[_Rank], now: float) -> None:
+        """Decide what the ends mean for the job. Under --elastic say what no later line says."""
+        restarts, went_on = self._restarts, self._restarts.fate is Fate.GOES_ON
+        seen = self._seen(ended)
+        restarts.settle(seen, self._seen(self._alive.values()), now)
+        if restarts.fate is Fate.DONE:
+            for each in self._seen(self._alive.values()):
+                self._say(f"{self._named(each)} had not joined when the others ended: it is ended")
+        if not went_on or (restarts.fate is Fate.FAILED and not restarts.reason):
+            return
+        for each in seen:
+            if not each.code:
+                continue
+            elif each.rank not in restarts.planned:
+                self._say(f"{self._end_of(each)}; its place stays empty")
+            elif not each.joined:
+                delay = restarts.planned[each.rank] - now
+                self._say(
+                    f"{self._end_of(each)} before it had joined; another process starts in "
+                    f"{delay:g} s"
+                )
+
+    def _seen(self, ranks: Iterable[_Rank]) -> list[Process]:
+        elastic, found = ENV_ELASTIC in self._env, []
+        for each in ranks:
+            pid, code = each.process.pid, each.process.returncode or 0
+            joined = elastic and self._store.has(joined_key(pid))
+            found.append(Process(each.rank, pid, joined, code))
+        return found
 
     def _report(self) -> int:
         """Name the rank that failed first and not because of another's failure."""
-        own = [each for each in self._failed if not self._store.has(followed_key(each[0]))]
-        rank, pid, code = (own or self._failed)[0]
-        how = (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with status {code}"
-        )
-        print(
-            f"pycollective run: rank {rank} of {self._size} (pid {pid}) {how}; the job has ended",
-            file=sys.stderr,
-            flush=True,
-        )
+        failures, reason = self._restarts.failures, self._restarts.reason
+        own = [each for each in failures if not self._store.has(followed_key(each.pid))]
+        first = (own or failures)[0]
+        self._say(f"{self._end_of(first)}; the job has ended{reason and f': {reason}'}")
+        code = first.code
         return 128 - code if code < 0 else code
+
+    def _named(self, process: Process) -> str:
+        return f"rank {process.rank} of {self._size} (pid {process.pid})"
+
+    def _end_of(self, process: Process) -> str:
+        """Return how a process has ended, in words."""
+        code = process.code
+        if code < 0:  # those for real time have no name
+            name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+        how = f"was ended by {name}" if code < 0 else f"ended with status {code}"
+        return f"{self._named(process)} {how}"
+
+    def _say(self, text: str) -> None:
+        """Write a line to stderr; among what copiers write there, as one of them."""
+        line, sink = f"pycollective run: {text}\n", self._sinks[1]
+        with suppress(OSError):
+            if isinstance(sink, Sink):
+                sink.write(line.encode())
+            elif sink is None:  # a terminal
+                print(line, end="", file=sys.stderr, flush=True)
 
     def _signal_all(self, number: int) -> None:
         self._ending = True
+        self._restarts.planned.clear()
         for each in self._alive.values():
             _signal_group(each.process.pid, number)
 
@@ -376,13 +467,14 @@ def _signal_group(pid: int, number: int) -> None:
 def _prepare(parent: int, core: int | None) -> Callable[[], None]:
     """Return what the child runs first: it gets its own group, SIGKILL with its parent, its core.
 
-    Nothing here imports or takes a lock: the launcher may have threads when it forks.
+    Nothing here imports, or takes a lock that Python does not free in a child: the launcher may
+    have threads when it forks. It forks from its main thread: with that one the child shall die.
     """
-    libc = ctypes.CDLL(None)
+    prctl = ctypes.CDLL(None).prctl  # looked up before: the loader's lock may be another thread's
 
     def prepare() -> None:
         os.setpgid(0, 0)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before the call above
             os._exit(1)
         if core is not None:

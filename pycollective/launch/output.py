@@ -115,16 +115,21 @@ def make_log_dir(folder: Path) -> None:
         raise ConfigurationError(f"--log-dir {folder}: {error.strerror}") from error
 
 
-def open_logs(folder: Path, rank: int) -> tuple[BinaryIO, BinaryIO]:
+def open_logs(folder: Path, rank: int, number: int) -> tuple[BinaryIO, BinaryIO]:
     """Open the files of a rank's stdout and stderr, named as torchrun names them.
+
+    Args:
+        folder: that `make_log_dir` made.
+        rank: whose.
+        number: of the process; 0 is the rank's first, and later ones have it in the files' names.
 
     Raises:
         ConfigurationError: they cannot be made.
     """
-    own = folder / str(rank)
+    own, ending = folder / str(rank), f".{number}.log" if number else ".log"
     try:
-        own.mkdir()
-        return (own / "stdout.log").open("xb"), (own / "stderr.log").open("xb")
+        own.mkdir(exist_ok=number > 0)
+        return (own / f"stdout{ending}").open("xb"), (own / f"stderr{ending}").open("xb")
     except OSError as error:
         raise ConfigurationError(f"--log-dir {own}: {error.strerror}") from error
 
