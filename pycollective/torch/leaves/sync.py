@@ -31,12 +31,14 @@ from pycollective.torch.leaves.balance import Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.choosing import transport_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
+from pycollective.torch.leaves.ledger import LeafLedger, open_ledger
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
 from pycollective.torch.leaves.place import place_of
 from pycollective.torch.leaves.shards import shards_of
 from pycollective.torch.leaves.steps import AHEAD, Steps
 from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import MOST_COUNT, StepWords
+from pycollective.torch.ledger import folder_of
 from pycollective.torch.norm import clip_gradients
 
 _MIB = 1 << 20
@@ -88,6 +90,9 @@ class LeafSync:
             tensors, or a `Communicator`; for parameters on a GPU one of NCCL or ``pycollective``.
             None for DDP's or `fully_shard`'s, the default group, or, where there is none, the ranks
             that `pycollective.init` finds.
+        ledger: a folder in which each step's gradients and averages are noted by their digests, for
+            `pycollective diff` (docs/ledger.md); None for that of PYCOLLECTIVE_LEDGER, or none. On
+            CPUs, and without `fully_shard`.
 
     Attributes:
         leaves: M.
@@ -117,6 +122,7 @@ class LeafSync:
         grad_dtype: torch.dtype | None = None,
         bucket_cap_mb: float | None = None,
         group: dist.ProcessGroup | Communicator | None = None,
+        ledger: str | Path | None = None,
     ) -> None:
         if group is None and (ddps := ddps_of(model)):
             group = ddps[0].process_group
@@ -127,6 +133,8 @@ class LeafSync:
         self.step = 0
         self.in_order = self._shards is not None
         self._place = place_of(model)
+        self._ledger: LeafLedger | None = None
+        folder = folder_of(ledger)
         with ExitStack() as undo:
             self._undo = undo  # what close() does
             self._transport: Transport = transport_of(group, self._place)
@@ -135,8 +143,19 @@ class LeafSync:
                 self._transport = self._shards.over(self._transport)
             if bucket_cap_mb is None:
                 bucket_cap_mb = self._transport.bucket_cap_mb
-            self._model = self._agree(model, grad_dtype, bucket_cap_mb)
+            self._model = self._agree(model, grad_dtype, bucket_cap_mb, folder is not None)
             self._model.broadcast(self._transport.broadcast)
+            if folder is not None:
+                self._ledger = open_ledger(
+                    self._transport,
+                    folder,
+                    self._model.trained,
+                    grad_dtype,
+                    self.leaves,
+                    self.seed,
+                    self._shards is not None,
+                )
+                undo.callback(self._ledger.writer.close)
             self._begin(grad_dtype, bucket_cap_mb)
             if self._transport.rank == 0:
                 self._model.warn_of_state()
@@ -345,6 +364,8 @@ class LeafSync:
                 for bucket in self._buckets:
                     if not bucket.added:
                         bucket.add(leaf)
+                if self._ledger is not None:
+                    self._ledger.writer.end_leaf()
                 if self._all_given:
                     self._end_step()
             self._place.hand_out()
@@ -605,6 +626,8 @@ class LeafSync:
             torch.autograd.Variable._execution_engine.queue_callback(self._have_whole)
         if bucket.added or bucket.gradients[place] is not None:
             raise _twice(name, leaf)
+        if self._ledger is not None:
+            self._ledger.gradient(self.step, leaf, bucket.parameters[place], gradient)
         bucket.take(place, gradient)
         if not bucket.missing:
             with self._place.adding():
@@ -728,13 +751,19 @@ class LeafSync:
         for bucket in self._buckets:
             bucket.accumulator.reset()
             bucket.hand_out()
+        if self._ledger is not None:
+            self._ledger.end_step(self.step, self._buckets)
         self.step += 1
         self._complete = self._loop is None
 
     # --- At the beginning.
 
     def _agree(
-        self, model: torch.nn.Module, grad_dtype: torch.dtype | None, bucket_cap_mb: float
+        self,
+        model: torch.nn.Module,
+        grad_dtype: torch.dtype | None,
+        bucket_cap_mb: float,
+        ledger: bool,
     ) -> Model:
         """Look at the model; raise on all ranks where one was told otherwise, or refuses it."""
         found: list[Model] = []
@@ -757,6 +786,7 @@ class LeafSync:
                 "seed": self.seed,
                 "grad_dtype": str(grad_dtype),
                 "bucket_cap_mb": bucket_cap_mb,
+                "ledger": ledger,
                 **self._conditions,
                 _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
             }
