@@ -53,6 +53,7 @@ LAYERS: dict[str, set[str]] = {
             "typing",
         ),
     },
+    "ledger": {"config", "errors"},
     "testing": {"_core", "communicator", "dtypes", "errors"},
     "compression": {"_core", "agree", "communicator", "errors", "placement", "segments", "typing"},
     "bootstrap": {
@@ -65,8 +66,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "torch": {
         *("_core", "_torch", "agree", "bootstrap", "communicator", "compression", "config"),
-        *("dtypes", "errors", "leaves", "order", "placement", "segments", "shim", "system_limits"),
-        *("triton", "typing"),
+        *("dtypes", "errors", "leaves", "ledger", "order", "placement", "segments", "shim"),
+        *("system_limits", "triton", "typing"),
     },
     "bench": {
         *("_core", "bootstrap", "communicator", "compression", "config", "cores", "device_path"),
@@ -78,7 +79,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "cli": {
         *("_core", "bench", "bootstrap", "config", "cores", "device_path", "dtypes", "errors"),
-        *("host_memory", "launch", "order", "planning", "schedule", "shim", "verify"),
+        *("host_memory", "launch", "ledger", "order", "planning", "schedule", "shim", "verify"),
     },
     "__main__": {"cli"},
 }
@@ -107,6 +108,7 @@ TOP_LEVEL: dict[str, set[str]] = {
 LAZY: dict[str, set[str]] = {
     "bootstrap/init": {"torch"},  # under torchrun
     "bootstrap/mpi": {"mpi4py"},
+    "ledger/digests": {"xxhash"},
     "shim": {"torch"},
     "transport/gloo": {"torch"},
     "transport/mpi": {"mpi4py"},

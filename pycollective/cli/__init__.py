@@ -1,5 +1,5 @@
 """The command line: ``pycollective run``, ``verify``, ``doctor``, ``bench``, ``schedule``,
-``build-torch``.
+``diff``, ``build-torch``.
 
 Each command is a module with two functions: `add` declares its arguments, and the one that is
 called like the command does it. NumPy is all that they need; pictures need matplotlib.
@@ -47,7 +47,7 @@ def main() -> None:
 
 def make_parser() -> Parser:
     """Return the parser of the whole command line."""
-    from pycollective.cli import bench, doctor, run, schedule, verify
+    from pycollective.cli import bench, diff, doctor, run, schedule, verify
 
     parser = Parser(
         prog="pycollective",
@@ -65,7 +65,7 @@ def make_parser() -> Parser:
     parsers = parser.add_subparsers(
         prog="pycollective", title="commands", dest="command", metavar="COMMAND", required=True
     )
-    commands = (run.add, verify.add, doctor.add, bench.add, schedule.add)
+    commands = (run.add, verify.add, doctor.add, bench.add, schedule.add, diff.add)
     for add in (*commands, doctor.add_build_torch):
         add(parsers)
     return parser

@@ -14,7 +14,7 @@ from pycollective.cli.common import WIDTH
 from pycollective.config import VERSION
 from tests.launch.test_launcher import environment
 
-COMMANDS = ("run", "verify", "doctor", "bench", "schedule", "build-torch")
+COMMANDS = ("run", "verify", "doctor", "bench", "schedule", "diff", "build-torch")
 
 
 def parsers():

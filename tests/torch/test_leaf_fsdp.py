@@ -727,6 +727,8 @@ REFUSED = {
         "are torch.float32, and reduced in torch.bfloat16",
     ),
     "bucket_cap_mb": (of(bucket_cap_mb=1), "leave bucket_cap_mb out"),
+    "ledger": (of(ledger="never"), "a ledger is of whole gradients, and with fully_shard no rank"),
+    "check_every": (of(check_every=1), "compares whole weights on CPUs, and these are sharded"),
     "DDP too": (with_ddp, "has DistributedDataParallel and fully_shard"),
     "an all-reduce hook": (with_a_hook, "blocks.1 has an all-reduce hook, as HSDP has"),
     "no sync": (without_sync, "Net has set_requires_gradient_sync(False), and LeafSync takes"),

@@ -29,6 +29,7 @@ class Bucket(ABC):
             others.
         accumulator: holds what this rank's leaves have given.
         averages: as given; they are overwritten step by step.
+        views: as given.
         gradients: of the leaf that is under way, flat; None where there is none yet.
         missing: how many of them there are not.
         added: whether the leaf that is under way has been added.
@@ -44,7 +45,7 @@ class Bucket(ABC):
         views: Sequence[torch.Tensor],
     ) -> None:
         self.parameters, self.accumulator = parameters, accumulator
-        self.averages, self._views = averages, views
+        self.averages, self.views = averages, views
         self.begin()
 
     def begin(self) -> None:
@@ -65,7 +66,7 @@ class Bucket(ABC):
 
     def hand_out(self) -> None:
         """Make each parameter's gradient its average, which is a view."""
-        for parameter, view in zip(self.parameters, self._views, strict=True):
+        for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
 

@@ -29,14 +29,17 @@ from pycollective.leaves.deal import Deal
 from pycollective.torch.leaves import comparison, conditions
 from pycollective.torch.leaves.balance import Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
+from pycollective.torch.leaves.checking import Checking, checked
 from pycollective.torch.leaves.choosing import transport_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
+from pycollective.torch.leaves.ledger import LeafLedger, open_ledger
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
 from pycollective.torch.leaves.place import place_of
 from pycollective.torch.leaves.shards import shards_of
 from pycollective.torch.leaves.steps import AHEAD, Steps
 from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import MOST_COUNT, StepWords
+from pycollective.torch.ledger import folder_of
 from pycollective.torch.norm import clip_gradients
 
 _MIB = 1 << 20
@@ -88,6 +91,11 @@ class LeafSync:
             tensors, or a `Communicator`; for parameters on a GPU one of NCCL or ``pycollective``.
             None for DDP's or `fully_shard`'s, the default group, or, where there is none, the ranks
             that `pycollective.init` finds.
+        ledger: a folder in which each step's gradients and averages are noted by their digests, for
+            `pycollective diff` (docs/ledger.md); None for that of PYCOLLECTIVE_LEDGER, or none. On
+            CPUs, and without `fully_shard`.
+        check_every: so many steps after which all ranks' weights and last averages are compared,
+            as the next step begins; None for never. Likewise.
 
     Attributes:
         leaves: M.
@@ -117,6 +125,8 @@ class LeafSync:
         grad_dtype: torch.dtype | None = None,
         bucket_cap_mb: float | None = None,
         group: dist.ProcessGroup | Communicator | None = None,
+        ledger: str | Path | None = None,
+        check_every: int | None = None,
     ) -> None:
         if group is None and (ddps := ddps_of(model)):
             group = ddps[0].process_group
@@ -127,6 +137,9 @@ class LeafSync:
         self.step = 0
         self.in_order = self._shards is not None
         self._place = place_of(model)
+        self._ledger: LeafLedger | None = None
+        self._check_every = check_every
+        folder = folder_of(ledger)
         with ExitStack() as undo:
             self._undo = undo  # what close() does
             self._transport: Transport = transport_of(group, self._place)
@@ -135,8 +148,19 @@ class LeafSync:
                 self._transport = self._shards.over(self._transport)
             if bucket_cap_mb is None:
                 bucket_cap_mb = self._transport.bucket_cap_mb
-            self._model = self._agree(model, grad_dtype, bucket_cap_mb)
+            self._model = self._agree(model, grad_dtype, bucket_cap_mb, folder is not None)
             self._model.broadcast(self._transport.broadcast)
+            if folder is not None:
+                self._ledger = open_ledger(
+                    self._transport,
+                    folder,
+                    self._model.trained,
+                    grad_dtype,
+                    self.leaves,
+                    self.seed,
+                    self._shards is not None,
+                )
+                undo.callback(self._ledger.writer.close)
             self._begin(grad_dtype, bucket_cap_mb)
             if self._transport.rank == 0:
                 self._model.warn_of_state()
@@ -158,6 +182,12 @@ class LeafSync:
             if self._shards is None
             else self._shards.buckets(trained, self.leaves, grad_dtype, self._undo)
         )
+        self._checking: Checking | None = None
+        if self._check_every is not None:
+            weights = self._model.module.named_parameters
+            self._checking = Checking(
+                self._check_every, self._transport, weights, self._buckets, self._names
+            )
         self._is_open = False  # a leaf
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
         self._given: dict[int, int | None] = {}  # leaves of this step, each with its count
@@ -345,6 +375,8 @@ class LeafSync:
                 for bucket in self._buckets:
                     if not bucket.added:
                         bucket.add(leaf)
+                if self._ledger is not None:
+                    self._ledger.writer.end_leaf()
                 if self._all_given:
                     self._end_step()
             self._place.hand_out()
@@ -369,6 +401,7 @@ class LeafSync:
         self._refuse_in_loop()
         self._model.refuse_changed()
         if not (self._complete or self.local_leaves):
+            self._check_weights()
             self._take_part()
         elif not self._complete:
             lacking = [leaf for leaf in self.local_leaves if leaf not in self._given]
@@ -560,6 +593,8 @@ class LeafSync:
         self._given[leaf] = None
         self._settled = self._complete = False
         self._is_whole = None
+        if self._loop is None and len(self._given) == 1:
+            self._check_weights()
         return leaf
 
     def _count(self, leaf: int, count: int) -> None:
@@ -605,6 +640,8 @@ class LeafSync:
             torch.autograd.Variable._execution_engine.queue_callback(self._have_whole)
         if bucket.added or bucket.gradients[place] is not None:
             raise _twice(name, leaf)
+        if self._ledger is not None:
+            self._ledger.gradient(self.step, leaf, bucket.parameters[place], gradient)
         bucket.take(place, gradient)
         if not bucket.missing:
             with self._place.adding():
@@ -693,6 +730,15 @@ class LeafSync:
             self._break("what ranks have told of a step:", error)
             raise
 
+    def _check_weights(self) -> None:
+        """Begin a step: compare all ranks' weights, if it is one of `check_every`. Collective."""
+        if self._checking is not None:
+            try:
+                self._checking.begin_step(self.step)
+            except BaseException as error:
+                self._break(f"check_every in step {self.step}:", error)
+                raise
+
     def _take_gradients(self) -> None:
         """Make every ``.grad`` None: an optimizer that steps too early does nothing."""
         for bucket in self._buckets:
@@ -728,13 +774,21 @@ class LeafSync:
         for bucket in self._buckets:
             bucket.accumulator.reset()
             bucket.hand_out()
+        if self._ledger is not None:
+            self._ledger.end_step(self.step, self._buckets)
+        if self._checking is not None:
+            self._checking.averaged = True
         self.step += 1
         self._complete = self._loop is None
 
     # --- At the beginning.
 
     def _agree(
-        self, model: torch.nn.Module, grad_dtype: torch.dtype | None, bucket_cap_mb: float
+        self,
+        model: torch.nn.Module,
+        grad_dtype: torch.dtype | None,
+        bucket_cap_mb: float,
+        ledger: bool,
     ) -> Model:
         """Look at the model; raise on all ranks where one was told otherwise, or refuses it."""
         found: list[Model] = []
@@ -751,12 +805,16 @@ class LeafSync:
             self._conditions = self._place.conditions(found[0].is_compiled)
             conditions.refuse(self._conditions)
             described.extend(found[0].described())
+            sharded = self._shards is not None
+            self._check_every = checked(self._check_every, self._place.device, sharded)
             return {
                 "ranks of fully_shard's mesh": ranks,
                 "leaves": self.leaves,
                 "seed": self.seed,
                 "grad_dtype": str(grad_dtype),
                 "bucket_cap_mb": bucket_cap_mb,
+                "ledger": ledger,
+                "check_every": self._check_every,
                 **self._conditions,
                 _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
             }

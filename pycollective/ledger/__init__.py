@@ -1,0 +1,1 @@
+"""Ledgers: the digests of what each step reduced, and where two runs part (docs/ledger.md)."""
