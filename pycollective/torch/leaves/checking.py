@@ -51,6 +51,7 @@ class Checking:
         buckets: of the averages.
 
     Attributes:
+        transport: of the ranks.
         averaged: whether the averages of the last step are there, which a step that has failed
             overwrites in part.
     """
@@ -63,7 +64,7 @@ class Checking:
         buckets: Sequence[Bucket],
         names: dict[int, str],
     ) -> None:
-        self._every, self._transport = every, transport
+        self._every, self.transport = every, transport
         self._weights, self._buckets, self._names = weights, buckets, names
         self._digest = digester("check_every")
         self.averaged = False
@@ -78,7 +79,7 @@ class Checking:
         averaged, self.averaged = self.averaged, False
         if step % self._every:
             return
-        all_gather = self._transport.all_gather
+        all_gather = self.transport.all_gather
         averages = self._averages() if averaged else {}
         weights = {f"the weight {name}": self._of(each) for name, each in self._weights()}
         own = [self._digest(b"".join(each.values())) for each in (averages, weights)]
@@ -91,15 +92,15 @@ class Checking:
             return
         digests = {**averages, **weights}
         row = np.frombuffer(b"".join(digests.values()), np.uint8)
-        each = all_gather(row).reshape(self._transport.size, -1, _DIGEST)
+        each = all_gather(row).reshape(self.transport.size, -1, _DIGEST)
         unlike = np.flatnonzero((each != each[0]).any(axis=(0, 2)))
         let_all_hear(all_gather)
-        first = [each[rank, unlike[0]].tobytes() for rank in range(self._transport.size)]
+        first = [each[rank, unlike[0]].tobytes() for rank in range(self.transport.size)]
         what = [*digests][unlike[0]]
         more = f", as have {len(unlike) - 1} more averages and weights" if unlike[1:].size else ""
         raise CollectiveMismatch(
             f"step {step}: {what} has other bits on {_odd(first)}{more}",
-            self._transport.rank,
+            self.transport.rank,
             "check_every",
         )
 

@@ -27,7 +27,7 @@ class LeafLedger(TensorLedger):
 
 
 def open_ledger(
-    transport: Transport,
+    transport: Transport | None,
     folder: str | Path,
     named: Sequence[Named],
     grad_dtype: torch.dtype | None,
@@ -35,8 +35,11 @@ def open_ledger(
     seed: int,
     sharded: bool,
 ) -> LeafLedger:
-    """Open this rank's ledger; all ranks raise if one cannot. Collective."""
-    ranks = transport.rank, transport.size
+    """Open this rank's ledger; all ranks raise if one cannot. Collective.
+
+    Without a transport it is that of a process which has yet to become a rank.
+    """
+    ranks = (0, 1) if transport is None else (transport.rank, transport.size)
     found: list[LeafLedger] = []
 
     def mine() -> None:
@@ -46,5 +49,8 @@ def open_ledger(
             )
         found.append(LeafLedger(folder, named, *ranks, grad_dtype, leaves, seed))
 
-    agree(transport.all_gather, "LeafSync", mine)
+    if transport is None:
+        mine()
+    else:
+        agree(transport.all_gather, "LeafSync", mine)
     return found[0]

@@ -134,6 +134,10 @@ class Model:
         for _, each in self._begins:
             _broadcast(send, each.detach())
 
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """What `broadcast` makes alike: parameters and buffers, by name."""
+        return self._begins
+
     @contextmanager
     def no_sync(self, leaf: int) -> Iterator[None]:
         """While a leaf is computed, keep DistributedDataParallel and fully_shard from averaging."""

@@ -27,12 +27,15 @@ class Sync(Leaves, Protocol):
 
     @property
     def _loop(self) -> Steps | None: ...
-    def _check_weights(self) -> None: ...
+    @property
+    def _has_lost(self) -> bool: ...
+    def _begin_step(self) -> None: ...
+    def _begins_again(self) -> bool: ...
     def _take_gradients(self) -> None: ...
     def _turn(self, leaf: int) -> AbstractContextManager[None]: ...
     def _take_part(self) -> None: ...
     def _count(self, leaf: int, count: int) -> None: ...
-    def _break(self, what: str, error: BaseException) -> None: ...
+    def _break(self, what: str, error: BaseException, leaf: int | None = None) -> None: ...
     def _refuse_broken(self) -> None: ...
 
 
@@ -48,12 +51,12 @@ class Steps:
     Attributes:
         balance: deals the leaves; None if all cost the same.
         step: that was handed out, until it is complete.
+        ahead: batches that any rank's loader draws ahead, at most.
     """
 
     def __init__(
         self,
         sync: Sync,
-        ranks: int,
         loader: Iterable[Any],
         until: int | None,
         cost: Cost | None,
@@ -64,12 +67,10 @@ class Steps:
         self._sync, self._loader, self._until = sync, loader, until
         self._sampler = sampler_of(loader, sync)
         self._batches = _Batches(sync, loader, self._sampler)
-        self._measures_ranks = bool(measure_ranks)
+        self._cost, self._measures_ranks = cost, bool(measure_ranks)
         self.step: Step | None = None
         self.balance: Balance | None = None
-        if cost is not None:
-            self.balance = Balance(self._sampler, cost, ranks)
-            self.balance.deal_of(sync.step)  # for its errors
+        self.ahead: int | None = None  # until all ranks know
 
     def described(self) -> dict[str, Any]:
         """What must be alike on all ranks, and `AHEAD`."""
@@ -78,18 +79,39 @@ class Steps:
             "until": self._until,
             "samples of a LeafSampler": self._sampler.samples,
             "micro_batch": self._sampler.micro_batch,
-            "cost": "none" if self.balance is None else "one",
+            "cost": "none" if self._cost is None else "one",
             "measure_ranks": self._measures_ranks,
             AHEAD: draws_ahead(self._loader),
         }
 
+    def deal(self, ranks: int) -> None:
+        """Deal the leaves by their cost among so many ranks, if asked and not done yet.
+
+        Raises:
+            ConfigurationError: `cost` returns no number above 0.
+        """
+        if self._cost is None or self.balance is not None:
+            return
+        self.balance = Balance(self._sampler, self._cost, ranks)
+        self.balance.deal_of(self._sync.step)  # for its errors
+        if self.ahead is not None:
+            self.begin(self.ahead)
+
     def begin(self, ahead: int) -> None:
         """Measure ranks from here on, if asked; a loader draws so many batches ahead."""
+        self.ahead = ahead
         if self.balance is not None and self._measures_ranks:
             self.balance.measure(ahead)
 
-    def complete(self, transport: Transport, words: StepWords) -> None:
-        """End the step whose averages are there. Collective.
+    def begin_anew(self) -> None:
+        """Go on among other ranks, with what leaves they deal."""
+        self._batches.end()
+        self.balance = None
+        if self.step is not None:
+            self.step.begin_anew()
+
+    def exchange(self, transport: Transport, words: StepWords) -> None:
+        """Exchange what leaves have logged in the step whose averages are there. Collective.
 
         Args:
             transport: of the ranks.
@@ -97,6 +119,11 @@ class Steps:
         """
         assert self.step is not None
         self.step.exchange(transport, words)
+
+    def complete(self, words: StepWords) -> None:
+        """End the step that is handed out."""
+        assert self.step is not None
+        self.step.complete()
         self.step = None
         if self.balance is not None:
             self.balance.completed(self._sync.step, words.seconds_before)
@@ -141,7 +168,7 @@ class Steps:
                 "another sync.steps(...) has begun, and a LeafSync has one loop at a time: end "
                 "this one before"
             )
-        sync._check_weights()
+        sync._begin_step()
         sync._take_gradients()
         self.step = Step(sync, self, self._batches.read)
         return self.step
@@ -188,21 +215,26 @@ class Step:
     def _compute(self) -> Generator[Any, None, None]:
         sync = self._sync
         sync._refuse_broken()
-        leaves = sync.local_leaves
-        for leaf in leaves:
-            try:
-                batch = self._read(leaf)
-            except BaseException as error:
-                sync._break(f"the batch of leaf {leaf} of step {self.number}:", error)
-                raise
-            with sync._turn(leaf):
-                self.leaf = leaf
+        while True:
+            leaves = sync.local_leaves
+            for leaf in leaves:
                 try:
-                    yield batch
-                finally:
-                    self.leaf = None
-        if not leaves:
-            sync._take_part()
+                    batch = self._read(leaf)
+                except BaseException as error:
+                    sync._break(f"the batch of leaf {leaf} of step {self.number}:", error, leaf)
+                    raise
+                with sync._turn(leaf):
+                    self.leaf = leaf
+                    try:
+                        yield batch
+                    finally:
+                        self.leaf = None
+                if sync._has_lost:
+                    break
+            if not leaves:
+                sync._take_part()
+            if not sync._begins_again():
+                return
 
     def count(self, count: int) -> None:
         """Say what this leaf's loss is a sum over, before its backward: as `LeafSync.leaf`'s.
@@ -265,13 +297,25 @@ class Step:
             transport.settle()
             return log.means(texts(), words.leaves, words.divisor)
 
-        self._means, self._loop = means, None
+        self._means = means
         if transport.waits:
             try:
                 self._logged = means()
             except CollectiveMismatch:
                 let_all_hear(transport.all_gather)
                 raise
+
+    def take(self, logged: dict[str, float]) -> None:
+        """Have what another rank has from `exchange`."""
+        self._logged = logged
+
+    def begin_anew(self) -> None:
+        """Forget what leaves have logged, unless it was exchanged."""
+        self._log = Log(self.number)
+
+    def complete(self) -> None:
+        """Be over, as the averages are handed out."""
+        self._loop = None
 
     def end(self) -> None:
         """End the leaf that is under way, if there is one."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -31,11 +32,13 @@ from pycollective.torch.leaves.balance import Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.checking import Checking, checked
 from pycollective.torch.leaves.choosing import transport_of
+from pycollective.torch.leaves.elastic import elastic_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
 from pycollective.torch.leaves.ledger import LeafLedger, open_ledger
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
 from pycollective.torch.leaves.place import place_of
 from pycollective.torch.leaves.shards import shards_of
+from pycollective.torch.leaves.state import State
 from pycollective.torch.leaves.steps import AHEAD, Steps
 from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import MOST_COUNT, StepWords
@@ -96,6 +99,9 @@ class LeafSync:
             CPUs, and without `fully_shard`.
         check_every: so many steps after which all ranks' weights and last averages are compared,
             as the next step begins; None for never. Likewise.
+        elastic: whether the training goes on when ranks die, and lets others join
+            (docs/elastic.md). `group` is then a `Communicator` that the LeafSync takes over, or
+            None, and the model is bare, on CPUs.
 
     Attributes:
         leaves: M.
@@ -127,6 +133,7 @@ class LeafSync:
         group: dist.ProcessGroup | Communicator | None = None,
         ledger: str | Path | None = None,
         check_every: int | None = None,
+        elastic: bool = False,
     ) -> None:
         if group is None and (ddps := ddps_of(model)):
             group = ddps[0].process_group
@@ -139,20 +146,31 @@ class LeafSync:
         self._place = place_of(model)
         self._ledger: LeafLedger | None = None
         self._check_every = check_every
+        self._state = State()
         folder = folder_of(ledger)
         with ExitStack() as undo:
             self._undo = undo  # what close() does
-            self._transport: Transport = transport_of(group, self._place)
-            undo.callback(self._transport.close)
+            self._elastic = elastic_of(self, model, group, self._place) if elastic else None
+            self._transport: Transport = (
+                transport_of(group, self._place)
+                if self._elastic is None
+                else self._elastic.transport
+            )
+            undo.callback((self._elastic or self._transport).close)
             if self._shards is not None:
                 self._transport = self._shards.over(self._transport)
             if bucket_cap_mb is None:
                 bucket_cap_mb = self._transport.bucket_cap_mb
-            self._model = self._agree(model, grad_dtype, bucket_cap_mb, folder is not None)
-            self._model.broadcast(self._transport.broadcast)
+            look = partial(self._look_at, model, grad_dtype, bucket_cap_mb, folder is not None)
+            joins = self._elastic is not None and self._elastic.joins  # the others later
+            if joins:
+                look()
+            else:
+                self._agree(look)
+                self._model.broadcast(self._transport.broadcast)
             if folder is not None:
                 self._ledger = open_ledger(
-                    self._transport,
+                    None if joins else self._transport,
                     folder,
                     self._model.trained,
                     grad_dtype,
@@ -162,7 +180,7 @@ class LeafSync:
                 )
                 undo.callback(self._ledger.writer.close)
             self._begin(grad_dtype, bucket_cap_mb)
-            if self._transport.rank == 0:
+            if not joins and self._transport.rank == 0:
                 self._model.warn_of_state()
                 conditions.warn(self._conditions, stacklevel=2)
             self._undo = undo.pop_all()
@@ -189,6 +207,7 @@ class LeafSync:
                 self._check_every, self._transport, weights, self._buckets, self._names
             )
         self._is_open = False  # a leaf
+        self._is_there = False  # the step that is under way, as elastic.py has it
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
         self._given: dict[int, int | None] = {}  # leaves of this step, each with its count
         self._settled = True  # the open leaf's count is known
@@ -282,10 +301,14 @@ class LeafSync:
             CollectiveMismatch: ranks are at other steps, or have another `until` or LeafSampler.
         """
         self._refuse_broken()
-        ranks = self._transport.size
         loops: list[Steps] = []
 
         def mine() -> dict[str, Any]:
+            if self._elastic is not None and self._loop_ref is not None:
+                raise ConfigurationError(
+                    "steps: with elastic=True there is one loop, which a process that joins later "
+                    "can find: go through all steps in it"
+                )
             if self._given:
                 raise ConfigurationError(f"step {self.step} is under way, and no other begins")
             if measure_ranks and not self._transport.waits:
@@ -299,12 +322,19 @@ class LeafSync:
                     "many each: leave cost out"
                 )
             end = None if until is None else integer(until, "until")
-            loops.append(Steps(self, ranks, loader, end, cost, measure_ranks))
+            loops.append(Steps(self, loader, end, cost, measure_ranks))
+            if self._elastic is None or not self._elastic.joins:
+                loops[0].deal(self._transport.size)
             return loops[0].described()
 
         def check(said: list[dict[str, Any]]) -> None:
             refuse_unlike("steps", said, but=AHEAD)
 
+        if self._elastic is not None and self._elastic.joins:
+            mine()
+            self._loop_ref = ref(loops[0])
+            self._elastic.enter()
+            return loops[0]
         said = agree(self._transport.all_gather, "steps", mine, check)
         [loop] = loops
         loop.begin(max(each[AHEAD] for each in said))
@@ -379,12 +409,14 @@ class LeafSync:
                     self._ledger.writer.end_leaf()
                 if self._all_given:
                     self._end_step()
+                elif self._elastic is not None:
+                    self._elastic.look()
             self._place.hand_out()
         except GeneratorExit:  # of the loop: Python tells it no more
             self._leave(leaf)
             raise
         except BaseException as error:
-            self._break(f"leaf {leaf} of step {self.step} raised", error)
+            self._break(f"leaf {leaf} of step {self.step} raised", error, leaf)
             raise
 
     def finish(self) -> None:
@@ -498,6 +530,10 @@ class LeafSync:
                 at other steps, or their counts make no divisor, so gradients were NaN.
         """
         self._settle_words()
+        return self._position
+
+    @property
+    def _position(self) -> dict[str, int]:
         return {"leaves": self.leaves, "seed": self.seed, "step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -554,7 +590,11 @@ class LeafSync:
         if self._loop is not None:
             self._loop.leave()
         if self._given and not self._broken:
-            self._transport.abort(f"step {self.step} was under way when its LeafSync was closed")
+            why = f"step {self.step} was under way when its LeafSync was closed"
+            if self._elastic is not None:
+                self._elastic.leave(why)
+            else:
+                self._transport.abort(why)
         elif not self._broken:
             self._undo.callback(self._transport.settle)
         self._broken = self._broken or "it was closed"
@@ -683,19 +723,26 @@ class LeafSync:
                 f"step {self.step} is that of sync.steps, which begins and ends its leaves: "
                 "compute them in `for batch in step`, without leaf() and finish()"
             )
+        if self._elastic is not None:
+            raise ConfigurationError(
+                "with elastic=True a step may have to be computed again, which sync.steps does: "
+                "give it a loader, in place of leaf() and finish()"
+            )
 
     def _refuse_broken(self) -> None:
         if self._broken:
             self._left = False
             raise ConfigurationError(f"this LeafSync cannot go on: {self._broken}")
 
-    def _break(self, what: str, error: BaseException) -> None:
-        """Note that no step can follow, and let no other rank wait for this one."""
+    def _break(self, what: str, error: BaseException, leaf: int | None = None) -> None:
+        """Note that no step can follow, and let no other rank wait for this one; `leaf` raised."""
         if self._broken:
             return
         self._broken = f"{what} {in_words(error)}"
+        if self._elastic is not None:
+            self._elastic.leave(self._broken, leaf)
         # Such an error the others have, or will; on a device they may not.
-        if not (isinstance(error, CollectiveError) and self._transport.waits):
+        elif not (isinstance(error, CollectiveError) and self._transport.waits):
             self._transport.abort(self._broken)
 
     def _leave(self, leaf: int) -> None:
@@ -707,7 +754,10 @@ class LeafSync:
                 "an exception, and the step has no averages: go through all leaves of a step (a "
                 "leaf is skipped by a loss times 0), and end a training between steps"
             )
-            self._transport.abort(self._broken)
+            if self._elastic is not None:
+                self._elastic.leave(self._broken)
+            else:
+                self._transport.abort(self._broken)
 
     # --- A step.
 
@@ -715,8 +765,10 @@ class LeafSync:
         """Tell all ranks this one's step and counts, by the time that all compute their last."""
         counts = [each for each in self._given.values() if each is not None]
         self._words = StepWords(self.step, self._deal, counts, self._seconds_before)
+        if self._elastic is not None and self._transport.rank == 0:
+            self._words.tell_newcomers(self._elastic.sees_newcomers())
         # Where this rank's leaves have no counts there are none.
-        with self._place.adding():
+        with self._place.adding(), self._noting_loss():
             self._transport.announce(self._words, needed=bool(counts) or not self._given)
 
     def _settle_words(self) -> None:
@@ -739,6 +791,129 @@ class LeafSync:
                 self._break(f"check_every in step {self.step}:", error)
                 raise
 
+    # --- Ranks that are lost: see elastic.py.
+
+    def state(self, **objects: Any) -> None:
+        """Say what a training's next step depends on, besides the model; before `steps`.
+
+            sync.state(optimizer=optimizer, scheduler=scheduler)
+
+        With ``elastic=True`` a process that joins gets their state from a rank that is there, and
+        `save` and `load` keep it. All ranks register the same names. LeafSync has the model's
+        parameters and buffers itself; a `LeafSampler` has no state but the step.
+
+        Args:
+            objects: with `state_dict` and `load_state_dict`, as optimizers, schedulers, GradScaler
+                and states of compression have. Their tensors are on CPUs.
+
+        Raises:
+            ConfigurationError: an object has no such methods, or the name is taken.
+        """
+        self._state.add(
+            {name: each for name, each in objects.items() if each is not self._model.model}
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint, whole or not at all: the model, what `state` was given, the step.
+
+        Between steps, and after an error that ends the training: it is then of the last step that
+        was handed out. Any rank may write it, and the ranks have the same; one is enough.
+
+        Args:
+            path: of the file; one that is there is replaced.
+        """
+        model = self._model.module.state_dict()
+        content = {"sync": self._position, "model": model, "state": self._state.gather()}
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            torch.save(content, part)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def load(self, path: str | Path) -> None:
+        """Go on from what `save` wrote, on any number of ranks; before `steps`, on all of them.
+
+        Raises:
+            ConfigurationError: as `load_state_dict`; or it is of other objects than `state` has.
+        """
+        content = torch.load(path, weights_only=True)
+        if not isinstance(content, dict) or {*content} != {"sync", "model", "state"}:
+            raise ConfigurationError(f"{path} was not written by LeafSync.save")
+        self.load_state_dict(content["sync"])
+        self._model.module.load_state_dict(content["model"])
+        self._state.load(content["state"])
+
+    @property
+    def communicator(self) -> Communicator:
+        """With ``elastic=True``, the ranks that are there now; another one after each change.
+
+        For calls between steps. What such a call raises where a rank has died, the next step makes
+        good.
+
+        Raises:
+            ConfigurationError: without ``elastic=True``; or this process joins only with `steps`.
+        """
+        if self._elastic is None:
+            raise ConfigurationError("LeafSync has a communicator with elastic=True alone")
+        return self._elastic.comm
+
+    @property
+    def _has_lost(self) -> bool:
+        return self._elastic is not None and self._elastic.loss is not None
+
+    def _noting_loss(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._elastic is None else self._elastic.noting_loss()
+
+    def _begin_step(self) -> None:
+        """Begin a step of `steps`, which all ranks do before its first leaf."""
+        if self._elastic is None:
+            return self._check_weights()
+        assert self._loop is not None
+        try:
+            while True:
+                self._elastic.begin_step()
+                self._loop.deal(self._transport.size)
+                with self._elastic.noting_loss():
+                    if self._checking is not None:
+                        self._checking.begin_step(self.step)
+                    return
+        except BaseException as error:
+            self._break(f"step {self.step} could not begin:", error)
+            raise
+
+    def _begins_again(self) -> bool:
+        """Once all leaves are given: make good the loss of ranks; whether to compute them anew."""
+        if not self._has_lost:
+            return False
+        assert self._elastic is not None
+        try:
+            if self._elastic.recover():
+                self._hand_out()
+                return False
+        except BaseException as error:
+            self._break(f"step {self.step} lost ranks:", error)
+            raise
+        self._begin_step()
+        return True
+
+    def _take_over(self, transport: Transport) -> None:
+        """Be one of other ranks from here on; a step that is under way has no leaves yet."""
+        self._transport = transport
+        if self._checking is not None:
+            self._checking.transport = transport
+        if self._ledger is not None:
+            self._ledger.writer.note_ranks(transport.rank, transport.size)
+        if self._loop is not None:
+            self._loop.begin_anew()
+        self._averaging, self._seconds = 0, 0.0
+        self._given.clear()
+        self._settled = True
+        for bucket in self._buckets:
+            bucket.accumulator.reset()
+
     def _take_gradients(self) -> None:
         """Make every ``.grad`` None: an optimizer that steps too early does nothing."""
         for bucket in self._buckets:
@@ -756,18 +931,32 @@ class LeafSync:
 
     def _average(self) -> None:
         """Begin to average the buckets whose turn it is; in one order on all ranks."""
-        for bucket in self._buckets[self._averaging :]:
-            if self.local_leaves and not bucket.added:
-                return
-            self._averaging += 1
-            self._transport.average(bucket, self._deal)
+        with self._noting_loss():
+            for bucket in self._buckets[self._averaging :]:
+                if self._has_lost or (self.local_leaves and not bucket.added):
+                    return
+                self._averaging += 1
+                self._transport.average(bucket, self._deal)
 
     def _end_step(self) -> None:
         """Average what has not been yet, wait for all, and hand the averages out."""
         self._average()
-        self._transport.finish()
+        with self._noting_loss():
+            if self._has_lost:
+                return
+            self._transport.finish()
+            if self._loop is not None:
+                self._loop.exchange(self._transport, self._words)
+            if self._elastic is not None:
+                self._is_there = True
+                self._elastic.commit(self._words)
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Hand the averages out, which are there on all ranks: the step is complete."""
+        self._is_there = False
         if self._loop is not None:
-            self._loop.complete(self._transport, self._words)
+            self._loop.complete(self._words)
         self._seconds_before, self._seconds = self._seconds, 0.0
         self._averaging = 0
         self._given.clear()
@@ -783,41 +972,42 @@ class LeafSync:
 
     # --- At the beginning.
 
-    def _agree(
+    def _look_at(
         self,
         model: torch.nn.Module,
         grad_dtype: torch.dtype | None,
         bucket_cap_mb: float,
         ledger: bool,
-    ) -> Model:
-        """Look at the model; raise on all ranks where one was told otherwise, or refuses it."""
-        found: list[Model] = []
-        described: list[str] = []
+    ) -> dict[str, Any]:
+        """Look at the model; return what the ranks must have been told alike, or refuse it."""
+        self.leaves, self.seed = integer(self.leaves, "leaves"), integer(self.seed, "seed")
+        if not bucket_cap_mb > 0:
+            raise ConfigurationError(f"LeafSync: bucket_cap_mb is {bucket_cap_mb}, not above 0")
+        ranks = None
+        if self._shards is not None:
+            ranks = self._shards.check(self.leaves, bucket_cap_mb, self._place)
+        self._model = Model(model, grad_dtype, self._place.device, self._shards)
+        self._conditions = self._place.conditions(self._model.is_compiled)
+        conditions.refuse(self._conditions)
+        described = self._model.described()
+        sharded = self._shards is not None
+        self._check_every = checked(self._check_every, self._place.device, sharded)
+        self._said = {
+            "ranks of fully_shard's mesh": ranks,
+            "leaves": self.leaves,
+            "seed": self.seed,
+            "grad_dtype": str(grad_dtype),
+            "bucket_cap_mb": bucket_cap_mb,
+            "ledger": ledger,
+            "check_every": self._check_every,
+            "elastic": self._elastic is not None,
+            **self._conditions,
+            _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
+        }
+        return self._said
 
-        def mine() -> dict[str, Any]:
-            self.leaves, self.seed = integer(self.leaves, "leaves"), integer(self.seed, "seed")
-            if not bucket_cap_mb > 0:
-                raise ConfigurationError(f"LeafSync: bucket_cap_mb is {bucket_cap_mb}, not above 0")
-            ranks = None
-            if self._shards is not None:
-                ranks = self._shards.check(self.leaves, bucket_cap_mb, self._place)
-            found.append(Model(model, grad_dtype, self._place.device, self._shards))
-            self._conditions = self._place.conditions(found[0].is_compiled)
-            conditions.refuse(self._conditions)
-            described.extend(found[0].described())
-            sharded = self._shards is not None
-            self._check_every = checked(self._check_every, self._place.device, sharded)
-            return {
-                "ranks of fully_shard's mesh": ranks,
-                "leaves": self.leaves,
-                "seed": self.seed,
-                "grad_dtype": str(grad_dtype),
-                "bucket_cap_mb": bucket_cap_mb,
-                "ledger": ledger,
-                "check_every": self._check_every,
-                **self._conditions,
-                _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
-            }
+    def _agree(self, look: Callable[[], dict[str, Any]]) -> None:
+        """Raise on all ranks where one was told otherwise, or refuses the model."""
 
         def check(said: list[dict[str, Any]]) -> None:
             refuse_unlike("LeafSync", said, but=_PARAMETERS)
@@ -830,16 +1020,16 @@ class LeafSync:
             )
 
         all_gather = self._transport.all_gather
-        said = agree(all_gather, "LeafSync", mine, check)
+        said = agree(all_gather, "LeafSync", look, check)
         if any(each[_PARAMETERS] != said[0][_PARAMETERS] for each in said):
             # There may be too many to send what each is.
             most = max(each[_PARAMETERS][0] for each in said)
+            described = self._model.described()
             described += ["none"] * (most - len(described))
             digests = [blake2b(each.encode(), digest_size=8).digest() for each in described]
             rows = all_gather(np.frombuffer(b"".join(digests), np.uint8))
             first = int(np.flatnonzero((rows != rows[0]).any(axis=0))[0]) // 8
             agree(all_gather, "LeafSync", lambda: described[first], check_first)
-        return found[0]
 
     def _listen(self, grad_dtype: torch.dtype | None) -> None:
         """Hook each parameter, and forward."""

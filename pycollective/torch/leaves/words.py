@@ -16,6 +16,7 @@ Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 MOST_COUNT = 1 << 53  # of a leaf, and of all together: what fp64 holds
 _NANOSECONDS = 4  # a word; those before are the step, how many counts, their sum, the deal
+_NEWCOMERS = 5  # whether a process waits to join, as rank 0 sees it
 
 
 class StepWords:
@@ -32,16 +33,22 @@ class StepWords:
         block: the words as they travel, int64, ``(WORDS,)``.
         divisor: of the step's averages.
         seconds_before: that all ranks' leaves of the step before took, by rank.
+        newcomers: whether a process waits to join.
     """
 
     def __init__(self, step: int, deal: Deal, counts: Sequence[int], seconds: float) -> None:
         self._step, self.leaves = step, deal.leaves
         self.divisor = deal.leaves
         self.seconds_before = [0.0] * deal.size
+        self.newcomers = False
         self.block: Rows = np.zeros(WORDS, np.int64)
         # Any total above the limit is refused; this fits 64 bits.
         counted = len(counts), min(sum(counts), 2 * MOST_COUNT)
         self.block[: _NANOSECONDS + 1] = step, *counted, deal.digest, round(seconds * 1e9)
+
+    def tell_newcomers(self, seen: bool) -> None:
+        """Say, as rank 0, whether a process waits to join."""
+        self.block[_NEWCOMERS] = seen
 
     def read(self, rows: Rows) -> int:
         """Take what all ranks have told, a row each, and return the divisor of the averages.
@@ -67,6 +74,7 @@ class StepWords:
                 "cost of sync.steps must return the same numbers on all ranks"
             )
         self.seconds_before = [each / 1e9 for each in nanoseconds.tolist()]
+        self.newcomers = bool(rows[0, _NEWCOMERS])
         if (given := int(counted.sum())) not in (0, self.leaves):
             raise CollectiveMismatch(
                 f"step {self._step}: {given} of {self.leaves} leaves have a count; all have one, "
