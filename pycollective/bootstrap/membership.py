@@ -124,7 +124,7 @@ class Membership:
         waiting = np.zeros(1, np.int64)
         if comm.rank == 0:
             with self.open_store() as store:
-                waiting[0] = self.has_newcomers(store)
+                waiting[0] = store.check([next_newcomer(comm)])
         comm.broadcast(waiting)
         if not waiting[0]:
             return comm
@@ -135,10 +135,6 @@ class Membership:
         made = self._change(comm, stays=True, why="", admits=True)
         assert made is not None
         return made
-
-    def has_newcomers(self, store: Any) -> bool:
-        """Return whether a process waits to join; does not wait."""
-        return bool(store.check([_newcomer(self.seen + 1)]))
 
     def _change(
         self, comm: Communicator, stays: bool, why: str, admits: bool
@@ -339,6 +335,12 @@ def _come(store: Any) -> int:
         if claimant == me and not store.check([f"{_newcomer(number)}/invited"]):
             return number
         number += 1
+
+
+def next_newcomer(comm: Communicator) -> str:
+    """Return the key in the store that is set once a process waits to join these ranks."""
+    seen = 0 if comm._membership is None else comm._membership.seen
+    return _newcomer(seen + 1)
 
 
 def _newcomer(number: int) -> str:

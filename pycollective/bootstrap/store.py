@@ -76,6 +76,10 @@ def joined_key(group: int) -> str:
     return f"pycollective/joined/{group}"
 
 
+# Set by `pycollective run --elastic` once fewer ranks are left than --min, and none will join.
+TOO_FEW_KEY = "pycollective/too few"
+
+
 def job_secret() -> str:
     """Return the secret of this job's store, from the variable or the file; empty without either.
 
@@ -178,6 +182,10 @@ class StoreServer:
     def has(self, key: str) -> bool:
         """Return whether `key` is set; from any thread of the serving process."""
         return _word(key.encode()) in self._values
+
+    def put(self, key: str) -> None:
+        """Set `key`, for which no client waits in `get`; from any thread of the serving process."""
+        self._values[_word(key.encode())] = b""
 
     def stop_listening(self) -> None:
         """Refuse new clients from now on; keep those that have connected."""

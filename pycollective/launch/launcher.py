@@ -27,7 +27,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pycollective.bootstrap.store import StoreServer, followed_key, job_secret, joined_key
+from pycollective.bootstrap.store import (
+    TOO_FEW_KEY,
+    StoreServer,
+    followed_key,
+    job_secret,
+    joined_key,
+)
 from pycollective.config import (
     ENV_ELASTIC,
     ENV_JOINS,
@@ -54,6 +60,8 @@ from pycollective.system_limits import start_thread
 # Seconds for the other ranks to notice a failure and report it, and then to end on SIGTERM.
 _NOTICE = 1.0
 _GRACE = 5.0
+# Seconds for the ranks that are left, where they are too few, to save what they have.
+_SAVING = 30.0
 # Seconds that processes which ranks started outside their process group may go on writing.
 _LAST_OUTPUT = 1.0
 
@@ -365,7 +373,8 @@ class _Job:
                         steps = [(now, signal.SIGKILL)]
                     stops_seen = stops
                 elif self._restarts.fate is not Fate.GOES_ON and not steps:
-                    told = now + (_NOTICE if self._restarts.fate is Fate.FAILED else 0.0)
+                    failed = self._restarts.fate is Fate.FAILED
+                    told = now + failed * (_SAVING if self._restarts.too_few else _NOTICE)
                     steps = [(told, signal.SIGTERM), (told + _GRACE, signal.SIGKILL)]
                 while steps and steps[0][0] <= now:
                     self._signal_all(steps.pop(0)[1])
@@ -396,6 +405,8 @@ class _Job:
         restarts, went_on = self._restarts, self._restarts.fate is Fate.GOES_ON
         seen = self._seen(ended)
         restarts.settle(seen, self._seen(self._alive.values()), now)
+        if restarts.too_few:
+            self._store.put(TOO_FEW_KEY)
         if restarts.fate is Fate.DONE:
             for each in self._seen(self._alive.values()):
                 self._say(f"{self._named(each)} had not joined when the others ended: it is ended")

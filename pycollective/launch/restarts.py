@@ -42,6 +42,7 @@ class Restarts:
     Attributes:
         fate: what becomes of the job.
         reason: why it has failed, where that is not plain.
+        too_few: it has failed although ranks that have joined are left, fewer than `fewest`.
         failures: the deaths that nobody has made good by joining in that place, in their order.
         planned: for ranks that are to get another process, the time at which.
         started: how many processes each rank got beside its first.
@@ -53,7 +54,7 @@ class Restarts:
 
     def __init__(self, fewest: int = 1, limit: int = 0) -> None:
         self.fewest, self.limit = fewest, limit
-        self.fate, self.reason = Fate.GOES_ON, ""
+        self.fate, self.reason, self.too_few = Fate.GOES_ON, "", False
         self.failures: list[Process] = []
         self.planned: dict[int, float] = {}
         self.started: Counter[int] = Counter()
@@ -81,6 +82,7 @@ class Restarts:
             left = self._finished + len(alive) + len(self.planned)
             if left < self.fewest:
                 self.reason = f"{left} of at least {self.fewest} ranks are left"
+                self.too_few = True
                 self._end(Fate.FAILED)
         elif any(each.joined or not self.started[each.rank] for each in deaths):
             if joined:

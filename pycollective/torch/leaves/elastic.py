@@ -30,17 +30,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 
 from pycollective.agree import agree, all_gather_texts, refuse_unlike
 from pycollective.bootstrap.init import init
+from pycollective.bootstrap.membership import next_newcomer
+from pycollective.bootstrap.store import TOO_FEW_KEY
 from pycollective.communicator import Communicator
 from pycollective.config import ENV_ELASTIC, ENV_JOINS, environment_number
 from pycollective.errors import (
     CollectiveAborted,
     CollectiveError,
     CollectiveMismatch,
-    CollectiveTimeout,
     ConfigurationError,
     PeerFailure,
     named,
@@ -56,6 +58,7 @@ from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import StepWords
 
 _LOOK_EVERY = 0.1  # seconds between rank 0's looks for newcomers
+_WAIT = 0.02  # seconds between looks while there are too few ranks
 _LOST = PeerFailure, CollectiveAborted  # what a call raises where a rank has gone
 
 _NOT_YET = (
@@ -125,9 +128,10 @@ class Elastic:
         self.loss: CollectiveError | None = None
         self.awaits = False
         self._raised: dict[tuple[int, int], str] = {}  # leaves, with their steps
-        self._store = ExitStack()  # rank 0's connection to it
+        self._held = ExitStack()
+        self._store: Any = None  # rank 0's connection to it, which is held
         self._next_look = 0.0
-        if self._comm is not None:
+        if self._comm is not None and self._comm.size > 1:
             self._comm._members("LeafSync(elastic=True)")  # for its errors
 
     @property
@@ -172,13 +176,7 @@ class Elastic:
         if now < self._next_look:
             return False
         self._next_look = now + _LOOK_EVERY
-        membership = self.comm._members("steps")
-        try:
-            if not hasattr(self, "_opened"):
-                self._opened = self._store.enter_context(membership.open_store())
-            return membership.has_newcomers(self._opened)
-        except (RuntimeError, OSError, ConfigurationError):
-            return False  # a store that has gone is told of when it is needed
+        return self._finds(next_newcomer(self.comm))
 
     def begin_step(self) -> None:
         """Let newcomers in, if all know of one or there are too few ranks. Collective."""
@@ -186,25 +184,45 @@ class Elastic:
             self.recover()
         deadline = time.monotonic() + self.comm.timeout
         while self.awaits or self.comm.size < self._fewest:
-            self.awaits = False
+            self.awaits = ends = False
             try:
                 grown = self.comm.grow()
                 if grown is not self._comm:
                     self._become(grown)
                     self._settle()
                 elif self.comm.size < self._fewest:
-                    if time.monotonic() > deadline:
-                        raise CollectiveTimeout(
-                            f"the training cannot go on: {self.comm.size} rank(s) are left, at "
-                            f"least {self._fewest} go on (--min), and nobody has joined within "
-                            f"{self.comm.timeout:g} s",
-                            self.comm.rank,
-                            "steps",
-                        )
-                    time.sleep(0.02)
+                    ends = self._ends(time.monotonic() > deadline)
             except (*_LOST, _Refused) as error:
                 self._note(error)
                 self.recover()
+            if ends:
+                raise PeerFailure(
+                    f"the training cannot go on: {self.comm.size} rank(s) are left, at least "
+                    f"{self._fewest} go on (--min), and no other has joined",
+                    self.comm.rank,
+                    "steps",
+                )
+
+    def _ends(self, late: bool) -> bool:
+        """Whether to wait no longer for others to join: rank 0 decides. Collective."""
+        time.sleep(_WAIT)
+        ends = np.zeros(1, np.uint8)
+        if self.comm.rank == 0:
+            ends[0] = late or self._finds(TOO_FEW_KEY)
+        self.comm.broadcast(ends)
+        return bool(ends[0])
+
+    def _finds(self, key: str) -> bool:
+        """Whether the store has a key; no if it has gone, which is told of when it is needed."""
+        membership = self.comm._membership
+        if membership is None:
+            return False
+        try:
+            if self._store is None:
+                self._store = self._held.enter_context(membership.open_store())
+            return bool(self._store.check([key]))
+        except (RuntimeError, OSError, ConfigurationError):
+            return False
 
     def recover(self) -> bool:
         """Become fewer; return whether the step that is under way is there, on all ranks.
@@ -256,7 +274,7 @@ class Elastic:
 
     def close(self) -> None:
         """Let go of the communicator, and of the store."""
-        self._store.close()
+        self._held.close()
         if self._comm is not None:
             self._comm.close()
 
