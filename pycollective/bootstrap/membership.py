@@ -325,6 +325,11 @@ def enter(
         CollectiveTimeout: they did not within the timeout.
         ConfigurationError: this process's options are not theirs.
     """
+    if options.topology:
+        raise ConfigurationError(
+            f"this process takes the place of another, and topology {options.topology!r} simulates "
+            "hosts of ranks that start together: unset PYCOLLECTIVE_TOPOLOGY"
+        )
     deadline = monotonic() + options.timeout
     with open_store() as store:
         while True:
