@@ -110,7 +110,7 @@ def test_the_living_of_several_hosts_go_on_within_two_seconds(tmp_path, topology
 
 
 def dwindle(comm, place):
-    """Shrink again and again; in the nth time a rank dies at the nth step, until it gets through."""
+    """Shrink again and again; the nth time a rank dies at the nth step, until it gets through."""
     late = []
     for step in count(1):
         size, doomed = comm.size, [0, comm.size // 2, comm.size - 1][place]

@@ -280,7 +280,8 @@ class Membership:
             if not isinstance(error, (CollectiveError, ConfigurationError)):
                 store.compare_set(f"pycollective/{keys}/joined", "", outcome)
                 raise
-        agreed = bytes(store.compare_set(f"pycollective/{keys}/joined", "", outcome)).decode()
+        first = bytes(store.compare_set(f"pycollective/{keys}/joined", "", outcome))
+        agreed = first.decode(errors="replace")
         if agreed != _JOINED:
             if made is not None:
                 _close(made)
