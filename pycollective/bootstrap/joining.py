@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple
 
@@ -55,6 +55,7 @@ def connect(
     transport: str = "",
     tuning: str = "",
     more: str = "",
+    check_alive: Callable[[], None] | None = None,
 ) -> Communicator:
     """Join `size` ranks through a store.
 
@@ -69,6 +70,7 @@ def connect(
         transport: between hosts, ``"gloo"``; ``"shm"`` refuses several hosts.
         tuning: file of a tuning table; empty for none.
         more: other options that must be the same on all ranks, in words.
+        check_alive: called while this rank waits; raises if one of the others has died.
 
     Raises: see `pycollective.init`.
     """
@@ -78,7 +80,8 @@ def connect(
         communicator = Communicator._of(*join_alone(), timeout, world)
     else:
         where = FirstRendezvous(
-            store, rank, size, timeout, prefix, tuple(simulated), transport, tuning, more
+            *(store, rank, size, timeout, prefix, tuple(simulated), transport, tuning, more),
+            check_alive,
         )
         communicator = _connect(where, transport)
     SHUTDOWN.arrange()
@@ -125,10 +128,12 @@ class FirstRendezvous:
         transport: str,
         tuning: str,
         more: str = "",
+        check_alive: Callable[[], None] | None = None,
     ) -> None:
         self.store, self.rank, self.size = store, rank, size
         self.timeout, self.prefix, self._simulated = timeout, prefix, simulated
-        rendezvous = Rendezvous(store, rank, size, timeout, prefix)
+        self._check_alive = check_alive
+        rendezvous = Rendezvous(store, rank, size, timeout, prefix, check_elsewhere=check_alive)
         self.deadline = rendezvous.deadline
         try:
             with rendezvous.sharing_problems():
@@ -201,6 +206,7 @@ class FirstRendezvous:
             f"{self.prefix}/{name}",
             deadline=self.deadline,
             ranks=ranks,
+            check_elsewhere=self._check_alive,
         )
 
 

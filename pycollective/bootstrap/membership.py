@@ -7,8 +7,8 @@ All of it goes through the store at which the ranks first met. The ranks between
    gone decides who the ranks are from now on: those that have come and stay, in their order, and
    behind them the newcomers, if all ranks are ready for some. The store keeps the first decision,
    and all ranks read that one.
-2. Those ranks join as in `init`, under keys of their epoch. If that fails, as another one has died,
-   there is another attempt.
+2. Those ranks join as in `init`, under keys of their epoch. The first of them that has joined, or
+   has failed, says so for all. If it has failed, as another one has died, there is another attempt.
 
 A rank is gone when its process has ended, or it has closed the communicator. One that is stopped or
 busy is waited for. A rank that others took for dead finds that it is not in the decision.
@@ -17,14 +17,15 @@ These are the keys, each after ``pycollective/``:
 
 - ``<prefix>/<epoch>/<attempt>/came/<rank>``: that this rank has come, and why it does not stay.
 - ``<prefix>/<epoch>/<attempt>/decision``: the ranks of the next epoch.
+- ``<prefix>/<epoch>/joined``: whether the ranks of this epoch have joined, or why not.
 - ``newcomers/<number>``: a process that wants to join, numbered from 1 in the order of coming.
-- ``newcomers/<number>/invited``: where it is to join, and as which rank.
+- ``newcomers/<number>/invited``: where it is to join, and as which rank; empty if it has given up.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -37,7 +38,12 @@ import numpy as np
 from pycollective.bootstrap.attach import NODE
 from pycollective.bootstrap.joining import connect
 from pycollective.bootstrap.options import InitOptions
-from pycollective.bootstrap.rendezvous import refusing_unreadable
+from pycollective.bootstrap.rendezvous import (
+    check_type,
+    raise_reported,
+    refusing_unreadable,
+    report_of,
+)
 from pycollective.bootstrap.restarts import is_alive, process_identity
 from pycollective.communicator import Communicator
 from pycollective.errors import (
@@ -53,6 +59,7 @@ _LONGEST_PAUSE = 0.02  # seconds between looks into the store
 # Seconds that joining may take before another epoch begins: a rank may have been stopped, or have
 # died where the store does not tell of it.
 _JOIN_WITHIN = 10.0
+_JOINED = "joined"
 
 
 @dataclass(frozen=True)
@@ -76,16 +83,15 @@ class Decision:
         return json.dumps([self.members, self.newcomers, self.seen, [*self.left.items()]])
 
     @classmethod
-    def from_text(cls, text: bytes) -> Decision:
-        """Read what `as_text` gave."""
+    def from_text(cls, text: bytes, size: int) -> Decision:
+        """Read what `as_text` gave, of some of `size` ranks."""
         with refusing_unreadable("which ranks go on"):
             members, newcomers, seen, left = json.loads(text)
-            return cls(
-                [int(each) for each in members],
-                [int(each) for each in newcomers],
-                int(seen),
-                {int(rank): str(why) for rank, why in left},
-            )
+            for each in (*members, *newcomers, seen):
+                check_type("a number", each, "int")
+            if members != sorted({*members} & {*range(size)}):
+                raise ValueError(f"ranks {members} of {size}")
+            return cls(members, newcomers, seen, {rank: str(why) for rank, why in left})
 
 
 @dataclass(frozen=True)
@@ -141,8 +147,7 @@ class Membership:
     ) -> Communicator | None:
         deadline = monotonic() + comm.timeout
         came = json.dumps([stays, why, admits])
-        ranks = list(range(comm.size))
-        last: Decision | None = None
+        last = Decision([*range(comm.size)], [], self.seen, {})
         with self.open_store() as store:
             if not stays:  # nor waits for the others
                 self._come(store, f"{self.epoch}/1", comm.rank, came)
@@ -150,24 +155,28 @@ class Membership:
                 return None
             for attempt in count(1):
                 change = f"{self.epoch}/{attempt}"
-                decision = self._decide(store, change, comm, ranks, came, deadline)
-                if comm.rank not in decision.members:
-                    _close(comm)
-                    raise PeerFailure(
-                        f"rank {comm.rank} was taken for dead by the other ranks, which go on "
-                        "without it",
-                        comm.rank,
-                        "shrink",
-                    )
-                try:
-                    return self._join(store, change, comm, decision)
-                except (CollectiveError, ConfigurationError) as error:
-                    # Another may have died. If it was not that, it will not be better next time.
-                    again = isinstance(error, CollectiveTimeout) or decision != last
-                    if not again or monotonic() > deadline:
-                        raise
-                last, ranks = decision, decision.members
-                came = json.dumps([stays, why, False])
+                decision = self._decide(store, change, comm, last, came, deadline)
+                made = None
+                if comm.rank in decision.members:
+                    try:
+                        made = self._join(store, change, comm, decision)
+                    except (CollectiveError, ConfigurationError) as error:
+                        # If it was not that another has died, it will not be better next time.
+                        again = isinstance(error, (CollectiveTimeout, PeerFailure))
+                        again = again or attempt == 1 or decision != last
+                        if not again or monotonic() > deadline:
+                            raise
+                        last, came = decision, json.dumps([stays, why, False])
+                        continue
+                _close(comm)
+                if made is not None:
+                    return _settled(made)
+                raise PeerFailure(
+                    f"rank {comm.rank} was taken for dead by the other ranks, which go on "
+                    "without it",
+                    comm.rank,
+                    "shrink",
+                )
         raise AssertionError("unreachable")
 
     def _decide(
@@ -175,7 +184,7 @@ class Membership:
         store: Any,
         change: str,
         comm: Communicator,
-        ranks: Sequence[int],
+        last: Decision,
         came: str,
         deadline: float,
     ) -> Decision:
@@ -184,16 +193,17 @@ class Membership:
         said: dict[int, Any] = {comm.rank: json.loads(came)}
         pauses = _pauses()
         while not store.check([f"{place}/decision"]):
-            for rank in ranks:
+            gone = {*comm._gone()}  # first: who leaves says so before
+            for rank in last.members:
                 if rank not in said and store.check([f"{place}/came/{rank}"]):
                     with refusing_unreadable(f"what rank {rank} says of itself"):
                         stays, why, admits = json.loads(store.get(f"{place}/came/{rank}"))
                         said[rank] = bool(stays), str(why), bool(admits)
-            gone = {*comm._gone()}
-            absent = [rank for rank in ranks if rank not in said and rank not in gone]
+            absent = [rank for rank in last.members if rank not in said and rank not in gone]
             if not absent:
-                text = self._decided(store, said, gone).as_text()
-                return Decision.from_text(store.compare_set(f"{place}/decision", "", text))
+                text = _decided(store, last, said, gone).as_text()
+                first = store.compare_set(f"{place}/decision", "", text)
+                return Decision.from_text(first, comm.size)
             if monotonic() > deadline:
                 raise CollectiveTimeout(
                     f"shrink timed out on rank {comm.rank} after {comm.timeout:g} s: "
@@ -202,7 +212,7 @@ class Membership:
                     "shrink",
                 )
             sleep(next(pauses))
-        return Decision.from_text(store.get(f"{place}/decision"))
+        return Decision.from_text(store.get(f"{place}/decision"), comm.size)
 
     def _come(self, store: Any, change: str, rank: int, came: str) -> str:
         """Say that this rank has come; return where the keys of this attempt are."""
@@ -210,20 +220,9 @@ class Membership:
         store.set(f"{place}/came/{rank}", came.encode())
         return place
 
-    def _decided(self, store: Any, said: dict[int, Any], gone: set[int]) -> Decision:
-        members = [rank for rank in sorted(said) if said[rank][0] and rank not in gone]
-        left = {rank: why for rank, (stays, why, _) in sorted(said.items()) if not stays}
-        newcomers, seen = [], self.seen
-        if all(said[rank][2] for rank in members):
-            while store.check([_newcomer(seen + 1)]):
-                seen += 1
-                if is_alive(store.get(_newcomer(seen)).decode(errors="replace")):
-                    newcomers.append(seen)
-        return Decision(members, newcomers, seen, left)
-
     def _join(
         self, store: Any, change: str, comm: Communicator, decision: Decision
-    ) -> Communicator:
+    ) -> Communicator | None:
         """Make the communicator of those who go on, and let go of the one before."""
         members = decision.members
         epoch = blake2b(change.encode(), digest_size=8).hexdigest()
@@ -235,38 +234,66 @@ class Membership:
             invited = replace(here, rank=place, seen=decision.seen)
             store.set(f"{_newcomer(number)}/invited", invited.as_text().encode())
         after = replace(self, hosts=hosts, epoch=epoch, seen=decision.seen, left=decision.left)
-        made = after.join(store, here, comm.timeout)
-        _close(comm)
-        return after.settled(made)
 
-    def join(self, store: Any, place: Place, timeout: float) -> Communicator:
-        """Join the ranks of an epoch."""
+        def check_alive() -> None:
+            gone = sorted({*members} & {*comm._gone()})
+            dead = [each for each in decision.newcomers if not _waits(store, each)]
+            if gone or dead:
+                who = named(gone) if gone else "a process that was to join"
+                raise PeerFailure(f"{who} died before all had joined", comm.rank, "shrink")
+
+        return after.join(store, here, comm.timeout, check_alive)
+
+    def join(
+        self,
+        store: Any,
+        place: Place,
+        timeout: float,
+        check_alive: Callable[[], None] | None = None,
+    ) -> Communicator | None:
+        """Join the ranks of an epoch: all of them do, or all raise the same.
+
+        Args:
+            store: where they meet.
+            place: of this rank.
+            timeout: seconds that an operation may take.
+            check_alive: raises PeerFailure if one of the ranks has died.
+
+        Returns:
+            None where the others have joined and this rank has failed to: they go on without it.
+        """
         options = self.options
-        made = connect(
-            store,
-            place.rank,
-            place.size,
-            min(timeout, _JOIN_WITHIN),
-            f"{place.prefix}/{place.epoch}",
-            self.hosts,
-            options.transport,
-            options.tuning,
-            options.more,
-        )
+        made, outcome = None, _JOINED
+        keys = f"{place.prefix}/{place.epoch}"
+        try:
+            made = connect(
+                store,
+                place.rank,
+                place.size,
+                min(timeout, _JOIN_WITHIN),
+                keys,
+                self.hosts,
+                options.transport,
+                options.tuning,
+                options.more,
+                check_alive,
+            )
+        except BaseException as error:
+            outcome = report_of(error, place.rank)
+            if not isinstance(error, (CollectiveError, ConfigurationError)):
+                store.compare_set(f"pycollective/{keys}/joined", "", outcome)
+                raise
+        first = bytes(store.compare_set(f"pycollective/{keys}/joined", "", outcome))
+        agreed = first.decode(errors="replace")
+        if agreed != _JOINED:
+            if made is not None:
+                _close(made)
+            raise_reported(agreed, place.rank)
+        if made is None:
+            return None
         made.timeout = timeout
         made._membership = self
         return options.apply(made)
-
-    def settled(self, made: Communicator) -> Communicator:
-        """Return a communicator whose ranks have all let go of the one before, with its memory."""
-        try:
-            made.barrier()
-        except CollectiveError:  # another rank has died
-            again = self.shrink(made, stays=True, why="")
-            assert again is not None
-            return again
-        NODE.get().reclaim()
-        return made
 
 
 @dataclass(frozen=True)
@@ -288,7 +315,9 @@ class Place:
         """Read what `as_text` gave."""
         with refusing_unreadable("where this process is to join"):
             prefix, epoch, *numbers = json.loads(text)
-            return cls(str(prefix), str(epoch), *map(int, numbers))
+            for each in numbers:
+                check_type("a number", each, "int")
+            return cls(str(prefix), str(epoch), *numbers)
 
 
 def enter(
@@ -300,6 +329,11 @@ def enter(
         CollectiveTimeout: they did not within the timeout.
         ConfigurationError: this process's options are not theirs.
     """
+    if options.topology:
+        raise ConfigurationError(
+            f"this process takes the place of another, and topology {options.topology!r} simulates "
+            "hosts of ranks that start together: unset PYCOLLECTIVE_TOPOLOGY"
+        )
     deadline = monotonic() + options.timeout
     with open_store() as store:
         while True:
@@ -307,6 +341,7 @@ def enter(
             pauses = _pauses()
             while not store.check([f"{_newcomer(number)}/invited"]):
                 if monotonic() > deadline:
+                    store.set(f"{_newcomer(number)}/invited", b"")
                     raise CollectiveTimeout(
                         f"init timed out after {options.timeout:g} s: this process takes the place "
                         "of another, and the ranks that are under way did not let it in (they do "
@@ -322,8 +357,10 @@ def enter(
                 made = ranks.join(store, place, options.timeout)
             except CollectiveError:  # another rank has died; the others try without this one
                 continue
+            if made is None:
+                continue
             made._joined_late = True
-            return ranks.settled(made)
+            return _settled(made)
 
 
 def _come(store: Any) -> int:
@@ -335,6 +372,36 @@ def _come(store: Any) -> int:
         if claimant == me and not store.check([f"{_newcomer(number)}/invited"]):
             return number
         number += 1
+
+
+def _settled(made: Communicator) -> Communicator:
+    """Return a communicator whose ranks have all let go of the one before, with its memory."""
+    try:
+        made.barrier()
+    except CollectiveError:  # another rank has died
+        again = made.shrink()
+        assert again is not None
+        return again
+    NODE.get().reclaim()
+    return made
+
+
+def _decided(store: Any, last: Decision, said: dict[int, Any], gone: set[int]) -> Decision:
+    """Return who goes on, by what this rank knows once all have come or are gone."""
+    members = [rank for rank in sorted(said) if said[rank][0] and rank not in gone]
+    left = {rank: why for rank, (stays, why, _) in sorted(said.items()) if not stays}
+    newcomers, seen = [], last.seen
+    if all(said[rank][2] for rank in members):
+        while store.check([_newcomer(seen + 1)]):
+            seen += 1
+            if not store.check([f"{_newcomer(seen)}/invited"]) and _waits(store, seen):
+                newcomers.append(seen)
+    return Decision(members, newcomers, seen, {**last.left, **left})
+
+
+def _waits(store: Any, number: int) -> bool:
+    """Return whether the process of a newcomer lives."""
+    return is_alive(bytes(store.get(_newcomer(number))).decode(errors="replace"))
 
 
 def next_newcomer(comm: Communicator) -> str:

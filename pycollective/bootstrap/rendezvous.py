@@ -196,7 +196,7 @@ class Rendezvous:
         prefix: of the keys; each rendezvous in a store needs its own.
         deadline: where it is not `timeout` from now; by the monotonic clock.
         ranks: those that meet, by place; None for all of a job, whose places are their ranks.
-        check_elsewhere: called while this rank attaches; raises a problem that it learned of in
+        check_elsewhere: called while this rank waits; raises a problem that it learned of in
             another way than through the store.
 
     Attributes:
@@ -222,7 +222,8 @@ class Rendezvous:
                 "a blocking get(key)"
             )
         self._store, self._full = store, is_full(store)
-        self._polls = self._full and _waits_in_torch(store)  # in place of a wait
+        # In place of a wait.
+        self._polls = self._full and (check_elsewhere is not None or _waits_in_torch(store))
         self.place, self.size = place, size
         self.ranks = list(ranks or range(size))
         self.rank = self.ranks[place]
@@ -440,6 +441,13 @@ class Rendezvous:
         while not self._store.check([key]):
             if monotonic() >= end:
                 return False
+            try:
+                if self._check_elsewhere is not None:
+                    self._check_elsewhere()
+            except Exception:
+                if self._store.check([key]):
+                    return True  # whoever had this may have left
+                raise
             sleep(pause)
             pause = min(2 * pause, longest)
         return True
