@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -41,11 +42,9 @@ class Writer:
         self._blocks = 0
         # Any number of processes may have been this rank before.
         self.path = Path(folder) / f"rank{rank}-{os.urandom(8).hex()}{SUFFIX}"
-        self._file: int | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            self._file = os.open(self.path, flags, 0o644)
+            self._file = FileIO(self.path, "x")
         except OSError as error:
             raise self._refusal(error) from error
         self._write(header.packed())
@@ -93,17 +92,15 @@ class Writer:
 
     def close(self) -> None:
         """Close the file. What was noted since the last flush is of no whole step, and dropped."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._file.close()
 
     def _write(self, data: bytes) -> None:
-        if self._file is None:
+        if self._file.closed:
             raise ConfigurationError(f"the ledger {self.path} is closed, or could not be written")
         try:
-            written = os.write(self._file, data)
+            written = self._file.write(data)
             while written < len(data):  # as a disk takes it that is nearly full
-                written += os.write(self._file, data[written:])
+                written += self._file.write(data[written:])
         except OSError as error:
             with suppress(OSError):
                 self.close()  # what follows a block that was cut could not be read

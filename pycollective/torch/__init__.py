@@ -36,6 +36,7 @@ from pycollective.torch.compression.states import (
 )
 from pycollective.torch.leaves import LeafSampler, LeafSync
 from pycollective.torch.ordered.hooks import all_reduce_hook, in_order
+from pycollective.torch.ordered.ledger import LedgerState
 
 try:
     loading.load()
@@ -62,6 +63,7 @@ __all__ = [
     "Int8State",
     "LeafSampler",
     "LeafSync",
+    "LedgerState",
     "OneBitState",
     "TopKState",
     "all_reduce_hook",

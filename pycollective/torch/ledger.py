@@ -69,10 +69,10 @@ class TensorLedger:
             parameters.append(Parameter(name, words, tuple(each.shape)))
         self.writer = Writer(folder, Header(tuple(parameters), leaves, seed), rank, size)
 
-    def gradient(self, step: int, leaf: int, of: torch.nn.Parameter, value: torch.Tensor) -> None:
+    def gradient(self, step: int, leaf: int, of: torch.Tensor, value: torch.Tensor) -> None:
         """Note a leaf's gradient of a parameter."""
         self.writer.gradient(step, leaf, self._places[id(of)], bytes_of(value).numpy())
 
-    def result(self, step: int, of: torch.nn.Parameter, value: torch.Tensor) -> None:
+    def result(self, step: int, of: torch.Tensor, value: torch.Tensor) -> None:
         """Note a parameter's average."""
         self.writer.result(step, self._places[id(of)], bytes_of(value).numpy())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
+import pickle
 import random
 import sys
 from contextlib import suppress
@@ -227,19 +229,22 @@ def test_a_disk_that_gets_full_is_told_and_what_was_written_is_read(tmp_path):
     writer = Writer(tmp_path, header(), 0, 1)
     writer.result(0, 0, b"")
     writer.flush()
-    write, left = os.write, [40]
+    on_disk = writer._file
+    left = [40]
 
-    def nearly_full(file, data):
+    def nearly_full(data):
         data = data[: left[0]]
         left[0] -= len(data)
         if not data:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(file, data)
+        return on_disk.write(data)
 
+    writer._file = mock.Mock(wraps=on_disk, write=nearly_full, closed=False)
     writer.result(1, 0, b"")
     full = f"the ledger {writer.path} cannot be written: No space left on device"
-    with mock.patch("os.write", nearly_full), pytest.raises(ConfigurationError, match=full):
+    with pytest.raises(ConfigurationError, match=full):
         writer.flush()
+    writer._file = on_disk
     with pytest.raises(ConfigurationError, match="is closed, or could not be written"):
         writer.flush()
     writer.close()
@@ -247,7 +252,20 @@ def test_a_disk_that_gets_full_is_told_and_what_was_written_is_read(tmp_path):
 
 
 def test_a_write_that_takes_a_part_goes_on(tmp_path):
-    write = os.write
-    with mock.patch("os.write", lambda file, data: write(file, data[:50])):
-        path = note(tmp_path)
-    assert len(read(path).records) == 4 * 7 * len(NAMES)
+    writer = Writer(tmp_path, header(), 0, 1)
+    on_disk = writer._file
+    writer._file = mock.Mock(closed=False, write=lambda data: on_disk.write(data[:50]))
+    for step in range(3):
+        writer.result(step, 0, b"")
+        writer.flush()
+    assert read(writer.path).records["step"].tolist() == [0, 1, 2]
+    on_disk.close()
+
+
+def test_a_ledger_is_one_processs(tmp_path):
+    """A copy would write into the same file."""
+    writer = Writer(tmp_path, header(), 0, 1)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot pickle"):
+            copied(writer)
+    writer.close()

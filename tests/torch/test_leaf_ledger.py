@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-from contextlib import nullcontext
 from unittest import mock
 
 import numpy as np
@@ -302,14 +301,17 @@ def full(comm, folder):
     given = gradients_of(MIXED, 2)
     try:
         for step in range(3):
-            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            is_full = mock.patch("os.write", side_effect=error)
-            with is_full if (step, comm.rank) == (1, 0) else nullcontext():
-                for leaf in sync.local_leaves:
-                    with sync.leaf(leaf):
-                        gradients = [None if e is None else to_torch(e) for e in given[leaf]]
-                        model(gradients).backward()
-                sync.finish()
+            if (step, comm.rank) == (1, 0):
+                error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                writer = sync._ledger.writer
+                writer._file = mock.Mock(
+                    wraps=writer._file, closed=False, write=mock.Mock(side_effect=error)
+                )
+            for leaf in sync.local_leaves:
+                with sync.leaf(leaf):
+                    gradients = [None if e is None else to_torch(e) for e in given[leaf]]
+                    model(gradients).backward()
+            sync.finish()
     except (ConfigurationError, CollectiveAborted) as error:
         return type(error).__name__, str(error)
     finally:

@@ -11,13 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pycollective.config import ENV_LEDGER
+from pycollective.errors import ConfigurationError
 from pycollective.shim import loading
+from pycollective.torch.ledger import folder_of
 from pycollective.torch.ordered.calls import (
     all_reduce_over,
     check,
     checked_group,
     ordered_over,
 )
+from pycollective.torch.ordered.ledger import LedgerState
 
 _Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -47,7 +51,7 @@ def average(
 
 
 def all_reduce_hook(
-    state: dist.ProcessGroup | None, bucket: dist.GradBucket
+    state: dist.ProcessGroup | LedgerState | None, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients by the contract: the hook that gives DDP the same bits always.
 
@@ -59,7 +63,7 @@ def all_reduce_hook(
 
     Args:
         state: the process group to average over, of any backend; None for the default group. Pass
-            it as the first argument of ``register_comm_hook``.
+            it as the first argument of ``register_comm_hook``. A `LedgerState` notes the averages.
         bucket: DDP's; its buffer is averaged in place.
 
     Returns:
@@ -68,8 +72,16 @@ def all_reduce_hook(
 
     Raises:
         ConfigurationError: there is no process group; or the gradients are sparse, over another
-            backend than pycollective.
+            backend than pycollective; or PYCOLLECTIVE_LEDGER asks for a ledger, and the state is no
+            `LedgerState`.
     """
+    if isinstance(state, LedgerState):
+        return state.noted(bucket, average(bucket.buffer(), state.group))
+    if bucket.index() == 0 and folder_of(None) is not None:
+        raise ConfigurationError(
+            f"{ENV_LEDGER} is set, and the hook does not know the parameters' names: "
+            "ddp.register_comm_hook(LedgerState(ddp), all_reduce_hook)"
+        )
     return average(bucket.buffer(), state)
 
 
