@@ -386,7 +386,7 @@ CASES: Mapping[str, Training] = {
     "one host": Training(0),
     "8-bit gradients": Training(0, compress=True),
     "two hosts": Training(TWO_HOSTS_STEPS, topology="2x2"),
-    "two hosts, packed": Training(TWO_HOSTS_STEPS, topology="2x2", wire="exact"),
+    "two hosts packed": Training(TWO_HOSTS_STEPS, topology="2x2", wire="exact"),
 }
 
 
