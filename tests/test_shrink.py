@@ -290,17 +290,15 @@ def enter(comm, members, play, *arguments):
 
 
 def enter_together(comm, rank, members, size):
-    if comm is None:
+    late = comm is None
+    if late:
         comm = pc.init(timeout=30)
-        late = comm._joined_late
-    else:
-        while comm.size < size:
-            comm = comm.grow()
-        late = not comm._joined_late
-    assert late
+    assert comm._joined_late == late
+    while comm.size < size:  # one may have come before the other
+        comm = comm.grow()
     all_work(comm, "all")
     with comm:
-        return comm.rank == rank if rank < members else comm.rank >= members
+        return comm.rank >= members if late else comm.rank == rank
 
 
 @pytest.mark.parametrize("members", [1, 2])

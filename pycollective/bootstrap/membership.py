@@ -356,8 +356,9 @@ def enter(
                 continue
             if made is None:
                 continue
+            made = _settled(made)
             made._joined_late = True
-            return _settled(made)
+            return made
 
 
 def _come(store: Any) -> int:
