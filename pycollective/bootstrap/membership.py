@@ -168,7 +168,7 @@ class Membership:
                             raise
                         last, came = decision, json.dumps([stays, why, False])
                         continue
-                _close(comm)
+                close_failed(comm)
                 if made is not None:
                     return _settled(made)
                 if not stays:
@@ -284,7 +284,7 @@ class Membership:
         agreed = first.decode(errors="replace")
         if agreed != _JOINED:
             if made is not None:
-                _close(made)
+                close_failed(made)
             raise_reported(agreed, place.rank)
         if made is None:
             return None
@@ -423,6 +423,7 @@ def _refuse(call: str, comm: Communicator) -> None:
         )
 
 
-def _close(comm: Communicator) -> None:
+def close_failed(comm: Communicator) -> None:
+    """Close a communicator that may have failed."""
     with suppress(CollectiveError):  # it has failed, as all know
         comm.close()
