@@ -25,6 +25,7 @@ These are the keys, each after ``pycollective/``:
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
@@ -362,14 +363,12 @@ def enter(
 
 
 def _come(store: Any) -> int:
-    """Say that this process waits to join; return its number."""
-    me = process_identity()
-    number = 1
-    while True:
-        claimant = bytes(store.compare_set(_newcomer(number), "", me)).decode(errors="replace")
-        if claimant == me and not store.check([f"{_newcomer(number)}/invited"]):
+    """Say that this process waits to join; return its number, another one each time."""
+    me = f"{process_identity()} {os.urandom(4).hex()}"
+    for number in count(1):
+        if bytes(store.compare_set(_newcomer(number), "", me)).decode(errors="replace") == me:
             return number
-        number += 1
+    raise AssertionError("unreachable")
 
 
 def _settled(made: Communicator) -> Communicator:
@@ -399,7 +398,8 @@ def _decided(store: Any, last: Decision, said: dict[int, Any], gone: set[int]) -
 
 def _waits(store: Any, number: int) -> bool:
     """Return whether the process of a newcomer lives."""
-    return is_alive(bytes(store.get(_newcomer(number))).decode(errors="replace"))
+    claimant = bytes(store.get(_newcomer(number))).decode(errors="replace")
+    return is_alive(claimant.rpartition(" ")[0])
 
 
 def _newcomer(number: int) -> str:
