@@ -152,7 +152,7 @@ class Membership:
         with self.open_store() as store:
             if not stays:  # nor waits for the others
                 self._come(store, f"{self.epoch}/1", comm.rank, came)
-                _close(comm)
+                close_failed(comm)
                 return None
             for attempt in count(1):
                 change = f"{self.epoch}/{attempt}"

@@ -51,9 +51,6 @@ class MpiMembership(Membership):
             "run --elastic`"
         )
 
-    def has_newcomers(self, store: Any) -> bool:
-        return False
-
     def _change(
         self, comm: Communicator, stays: bool, why: str, admits: bool
     ) -> Communicator | None:

@@ -215,7 +215,7 @@ class Elastic:
     def _finds(self, key: str) -> bool:
         """Whether the store has a key; no if it has gone, which is told of when it is needed."""
         membership = self.comm._membership
-        if membership is None:
+        if membership is None or not membership.prefix:  # over MPI there is none
             return False
         try:
             if self._store is None:
