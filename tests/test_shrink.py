@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
@@ -17,6 +18,7 @@ from pycollective.bootstrap import membership
 from pycollective.bootstrap.store import StoreClient
 from tests.harness import Ranks, await_, committed, counts, results
 from tests.joining import works
+from tests.launchers import find, parts
 
 pytestmark = pytest.mark.alone  # how soon is part of it
 
@@ -290,17 +292,15 @@ def enter(comm, members, play, *arguments):
 
 
 def enter_together(comm, rank, members, size):
-    if comm is None:
+    late = comm is None
+    if late:
         comm = pc.init(timeout=30)
-        late = comm._joined_late
-    else:
-        while comm.size < size:
-            comm = comm.grow()
-        late = not comm._joined_late
-    assert late
+    assert comm._joined_late == late
+    while comm.size < size:  # one may have come before the other
+        comm = comm.grow()
     all_work(comm, "all")
     with comm:
-        return comm.rank == rank if rank < members else comm.rank >= members
+        return comm.rank >= members if late else comm.rank == rank
 
 
 @pytest.mark.parametrize("members", [1, 2])
@@ -410,3 +410,75 @@ def test_nothing_stays_of_ranks_that_left(rounds):
     with Ranks(3, module=__name__, join=False) as ranks:
         for held in results(ranks.call(enter, 3, come_and_go, rounds)):
             assert all(now <= early for now, early in zip(held[-1], held[5], strict=True)), held
+
+
+# Over MPI, where it goes on after a death (ULFM).
+
+ON_MPI = """
+import faulthandler, os, signal, sys, time
+from itertools import count
+import pycollective as pc
+from pycollective.bootstrap import mpi, mpi_membership
+from tests.joining import works
+
+# In the nth time the last rank dies at the nth of these, until it gets through.
+STEPS = (
+    *((mpi_membership, "_within"), (mpi.MpiBootstrap, "exchange"), (mpi.Launch, "transport")),
+    *((mpi, "join_host"), (mpi, "join_alone")),
+)
+
+def dying_at(step):
+    left = [step]
+    for owner, name in STEPS:
+        def die(*arguments, call=getattr(owner, name)):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments)
+        setattr(owner, name, die)
+
+faulthandler.dump_traceback_later(60, exit=True)
+comm = pc.init(timeout=30)
+as_it_is = [getattr(*step) for step in STEPS]
+late = 0
+for step in count(1):
+    size, last = comm.size, comm.rank == comm.size - 1
+    if last:
+        dying_at(step)
+    start = time.monotonic()
+    comm = comm.shrink()
+    late = max(late, time.monotonic() - start)
+    for (owner, name), each in zip(STEPS, as_it_is):
+        setattr(owner, name, each)
+    try:
+        assert works(comm)
+    except pc.CollectiveAborted:  # by a rank that was faster, which shrinks
+        pass
+    if comm.size == size:
+        break
+    assert comm.size == size - 1
+if last:
+    made = comm.shrink(stay=False, why="tired")
+    assert made is None
+else:
+    comm = comm.shrink()
+    assert works(comm) and comm._membership.left == {size - 1: "tired"}
+sys.stdout.write(f"RANK {comm.rank} {step} {late:.2f} {comm.size} {comm.host_of}\\n")
+sys.stdout.flush()
+os._exit(0)  # MPI's own end may wait for the dead
+"""
+
+
+@pytest.mark.parametrize(("topology", "hosts"), [("12x1", (0, 1, 2)), ("12", (0, 0, 0))])
+def test_over_mpi_a_death_at_any_step_shrinks_again(topology, hosts):
+    openmpi = find("openmpi")
+    mpiexec, *more = openmpi.command(12, "-c", ON_MPI)
+    done = subprocess.run(
+        [mpiexec, "--with-ft", "ulfm", *more],
+        env=openmpi.environment(PYCOLLECTIVE_TOPOLOGY=topology),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    said = parts(done.stdout)
+    print(said)

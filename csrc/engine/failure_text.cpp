@@ -22,7 +22,8 @@ std::string loss_text(const std::string& how, int lost, int rank, bool closed) {
               ? "Either it has made fewer calls: all ranks must make as many (for uneven batches "
                 "see torch.distributed.algorithms.Join). Or it failed: the output"
               : "The communicator does no more work; the output") +
-         " of rank " + std::to_string(lost) + " tells why, and the job must be started again";
+         " of rank " + std::to_string(lost) +
+         " tells why. Go on without it by shrink(), or start the job again";
 }
 
 }  // namespace pycollective

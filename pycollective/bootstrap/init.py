@@ -22,6 +22,7 @@ from pycollective import device_path as device_paths
 from pycollective.bootstrap import mpi, slurm
 from pycollective.bootstrap.joining import DEFAULT_TIMEOUT, connect
 from pycollective.bootstrap.membership import Membership, enter
+from pycollective.bootstrap.mpi_membership import MpiMembership
 from pycollective.bootstrap.options import InitOptions
 from pycollective.bootstrap.rendezvous import is_full
 from pycollective.bootstrap.restarts import RESTARTS, process_identity
@@ -120,7 +121,9 @@ def init(
         with bootstrap.sharing_problems():
             options = InitOptions.of(timeout, topology, transport, tuning, wire, device)
             options.check_transport("a launch by mpiexec", by_mpi=True)
-            return options.apply(mpi.start(bootstrap, options))
+            made = options.apply(mpi.start(bootstrap, options))
+            made._membership = MpiMembership.of(bootstrap.world, options)
+            return made
     options = InitOptions.of(timeout, topology, transport, tuning, wire, device)
     if explicit:
         options.check_transport("a call with rank, size and store", by_mpi=False)

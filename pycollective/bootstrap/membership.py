@@ -25,6 +25,7 @@ These are the keys, each after ``pycollective/``:
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
@@ -151,7 +152,7 @@ class Membership:
         with self.open_store() as store:
             if not stays:  # nor waits for the others
                 self._come(store, f"{self.epoch}/1", comm.rank, came)
-                _close(comm)
+                close_failed(comm)
                 return None
             for attempt in count(1):
                 change = f"{self.epoch}/{attempt}"
@@ -168,7 +169,7 @@ class Membership:
                             raise
                         last, came = decision, json.dumps([stays, why, False])
                         continue
-                _close(comm)
+                close_failed(comm)
                 if made is not None:
                     return _settled(made)
                 raise PeerFailure(
@@ -287,7 +288,7 @@ class Membership:
         agreed = first.decode(errors="replace")
         if agreed != _JOINED:
             if made is not None:
-                _close(made)
+                close_failed(made)
             raise_reported(agreed, place.rank)
         if made is None:
             return None
@@ -359,19 +360,18 @@ def enter(
                 continue
             if made is None:
                 continue
+            made = _settled(made)
             made._joined_late = True
-            return _settled(made)
+            return made
 
 
 def _come(store: Any) -> int:
-    """Say that this process waits to join; return its number."""
-    me = process_identity()
-    number = 1
-    while True:
-        claimant = bytes(store.compare_set(_newcomer(number), "", me)).decode(errors="replace")
-        if claimant == me and not store.check([f"{_newcomer(number)}/invited"]):
+    """Say that this process waits to join; return its number, another one each time."""
+    me = f"{process_identity()} {os.urandom(4).hex()}"
+    for number in count(1):
+        if bytes(store.compare_set(_newcomer(number), "", me)).decode(errors="replace") == me:
             return number
-        number += 1
+    raise AssertionError("unreachable")
 
 
 def _settled(made: Communicator) -> Communicator:
@@ -401,7 +401,8 @@ def _decided(store: Any, last: Decision, said: dict[int, Any], gone: set[int]) -
 
 def _waits(store: Any, number: int) -> bool:
     """Return whether the process of a newcomer lives."""
-    return is_alive(bytes(store.get(_newcomer(number))).decode(errors="replace"))
+    claimant = bytes(store.get(_newcomer(number))).decode(errors="replace")
+    return is_alive(claimant.rpartition(" ")[0])
 
 
 def next_newcomer(comm: Communicator) -> str:
@@ -431,6 +432,7 @@ def _refuse(call: str, comm: Communicator) -> None:
         )
 
 
-def _close(comm: Communicator) -> None:
+def close_failed(comm: Communicator) -> None:
+    """Close a communicator that may have failed."""
     with suppress(CollectiveError):  # it has failed, as all know
         comm.close()

@@ -66,6 +66,7 @@ class _Process:
         self._early: list[_Message] = []  # of an `init` that this rank has not come to
         self._unsent: list[Any] = []  # sends that nobody took: their memory is MPI's until the end
         self._duplicate: tuple[Any, Any] | None = None
+        self._duplicated: Any = None
 
     def next_number(self) -> int:
         """Return the number of a new `init`."""
@@ -96,8 +97,8 @@ class _Process:
         MPI matches duplicates by their order on each rank, so the next `init` goes on with one that
         was begun in an `init` that failed.
         """
-        if self._duplicate is None:
-            self._duplicate = world.Idup()
+        if self._duplicate is None or self._duplicated != world:
+            self._duplicate, self._duplicated = world.Idup(), world
         return self._duplicate
 
     def part_with_duplicate(self) -> None:
@@ -109,23 +110,25 @@ PROCESS = _Process()
 
 
 class MpiBootstrap:
-    """The messages of one `init` among all ranks of ``MPI.COMM_WORLD``.
+    """The messages of one `init` among all ranks of ``MPI.COMM_WORLD``, or of `world`.
 
     Each rank must make as many as the others. Initialises MPI where the program has not.
 
     Args:
         timeout: seconds that it may take in all.
+        world: another communicator of MPI's.
 
     Raises:
         ConfigurationError: mpi4py is missing, or belongs to another MPI than mpiexec.
     """
 
-    def __init__(self, timeout: float) -> None:
-        self.world = _world()
+    def __init__(self, timeout: float, world: Any = None) -> None:
+        self.world = world or _world()
         self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
         self.timeout = timeout
         self.deadline = time.monotonic() + timeout
-        self._number = PROCESS.next_number()
+        # Of a world of its own there is one `init`.
+        self._number = PROCESS.next_number() if world is None else 0
         self._tag = _tag(self.world)
         self._ended = False  # by a report that has gone out
         self._heard = ""  # the report of another rank

@@ -21,7 +21,7 @@ from tests.joining import CountingStore
 
 PLACE = "pycollective/init1//1"
 OPTIONS = InitOptions(0.2, "", "", "", "raw")
-DEAD = "process 1 on nowhere (started at tick 1)"
+DEAD, ALIVE = "process 1 on nowhere (started at tick 1) 0f", f"{process_identity()} 0f"
 
 
 @pytest.fixture
@@ -59,6 +59,21 @@ def decide(store, comm, last=None, came=None):
     return ranks_of(store)._decide(store, "/1", comm, last, came, deadline)
 
 
+@pytest.fixture
+def connects(monkeypatch):
+    """`connects[rank]`: what `connect` returns or raises there, in turn."""
+    turns = {}
+
+    def connect(store, rank, *more):
+        outcome = turns[rank].pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(membership, "connect", connect)
+    return turns
+
+
 # Who goes on.
 
 
@@ -93,7 +108,7 @@ def test_ranks_that_decide_at_once_read_one_decision(store):
 
 
 def test_a_later_attempt_keeps_what_the_first_has_found_out(store):
-    store.set("pycollective/newcomers/1", process_identity())
+    store.set("pycollective/newcomers/1", ALIVE)
     last = Decision([0, 2], [1], 1, {1: "tired"})
     assert decide(store, Rank(0, 3, gone=[2]), last) == Decision([0], [], 1, {1: "tired"})
 
@@ -108,7 +123,7 @@ def test_who_does_not_come_and_lives_is_named(store):
 
 @pytest.mark.parametrize("all_admit", [True, False])
 def test_newcomers_that_live_are_taken_in_if_all_are_ready(store, all_admit):
-    for number, claimant in enumerate(["\xff", DEAD, process_identity(), process_identity()], 1):
+    for number, claimant in enumerate(["\xff", DEAD, ALIVE, ALIVE], 1):
         store.set(f"pycollective/newcomers/{number}", claimant)
     store.set("pycollective/newcomers/3/invited", b"")  # it has given up
     store.set(f"{PLACE}/came/1", said(admits=all_admit))
@@ -123,12 +138,24 @@ def test_a_newcomer_that_nobody_lets_in_says_so_and_is_not_waited_for(store):
     assert decision == Decision([0], [], 1, {})
 
 
-def test_a_newcomer_that_was_invited_before_takes_the_next_number(store):
+def test_a_newcomer_has_another_number_each_time(store):
     store.set("pycollective/newcomers/1", DEAD)
-    assert membership._come(store) == 2
-    assert membership._come(store) == 2
-    store.set("pycollective/newcomers/2/invited", b"")
-    assert membership._come(store) == 3
+    assert [membership._come(store), membership._come(store)] == [2, 3]
+
+
+def test_a_newcomer_may_be_invited_at_once(store, connects):
+    """Before it has looked for the first time."""
+    claim = store.compare_set
+
+    def claim_and_invite(key, expected, desired):
+        if key.startswith("pycollective/newcomers/"):
+            store.set(f"{key}/invited", Place("init1", "epoch", 0, 2).as_text())
+        return claim(key, expected, desired)
+
+    store.compare_set = claim_and_invite
+    connects[0] = [made := Rank(0, 2)]
+    assert enter(lambda: nullcontext(store), OPTIONS) is made
+    assert made._joined_late
 
 
 # What no rank writes.
@@ -172,21 +199,6 @@ def test_an_invitation_that_no_rank_writes_is_refused(store, monkeypatch, text, 
 
 
 # All join, or none.
-
-
-@pytest.fixture
-def connects(monkeypatch):
-    """`connects[rank]`: what `connect` returns or raises there, in turn."""
-    turns = {}
-
-    def connect(store, rank, *more):
-        outcome = turns[rank].pop(0)
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(membership, "connect", connect)
-    return turns
 
 
 def join(store, rank):

@@ -103,6 +103,10 @@ class _Nobody:
         raise ConfigurationError(_NOT_YET)
 
 
+class _StateLost(PeerFailure):
+    """All ranks that had the state are gone: nothing can be made good."""
+
+
 class _Refused(Exception):
     """A process that was let in cannot join, on the ranks that were there before."""
 
@@ -215,7 +219,7 @@ class Elastic:
     def _finds(self, key: str) -> bool:
         """Whether the store has a key; no if it has gone, which is told of when it is needed."""
         membership = self.comm._membership
-        if membership is None:
+        if membership is None or not membership.prefix:  # over MPI there is none
             return False
         try:
             if self._store is None:
@@ -256,6 +260,8 @@ class Elastic:
         while self.joins:
             try:
                 self._settle()
+            except _StateLost:
+                raise
             except _LOST:
                 fewer = self.comm.shrink()
                 assert fewer is not None
@@ -290,7 +296,10 @@ class Elastic:
     def _refuse_again(self, fewer: Communicator) -> None:
         """Refuse a leaf that has raised on two ranks: it will on all."""
         for rank, text in fewer._members("shrink").left.items():
-            leaf, step, why = json.loads(text)
+            try:
+                leaf, step, why = json.loads(text)
+            except ValueError:  # it has not left by `leave`
+                continue
             if leaf is None:
                 continue
             if (before := self._raised.get((leaf, step))) is not None:
@@ -309,7 +318,7 @@ class Elastic:
         said = [json.loads(each) for each in all_gather_texts(comm._all_gather_bytes, mine)]
         members = [rank for rank, (joins, *_) in enumerate(said) if not joins]
         if not members:
-            raise PeerFailure(
+            raise _StateLost(
                 "the training cannot go on: all ranks that had its state are gone", comm.rank
             )
         last = max(said[rank][1] for rank in members)

@@ -335,9 +335,11 @@ class LeafSync:
             self._loop_ref = ref(loops[0])
             self._elastic.enter()
             return loops[0]
-        said = agree(self._transport.all_gather, "steps", mine, check)
+        said: list[dict[str, Any]] = []
+        with self._noting_loss():  # which the first step makes good
+            said = agree(self._transport.all_gather, "steps", mine, check)
         [loop] = loops
-        loop.begin(max(each[AHEAD] for each in said))
+        loop.begin(max(each[AHEAD] for each in said or [loop.described()]))
         self._loop_ref = ref(loop)
         return loop
 
