@@ -46,8 +46,7 @@ RANKS, LEAVES = 4, 8
 LEAF_SECONDS = 0.04
 TWO_HOSTS_RUNS, TWO_HOSTS_KILLS, TWO_HOSTS_STEPS = 5, 3, 70
 _SEED = 0
-_LAST_STEPS = 40  # without a kill, so that all who are about to join can
-_LONGEST = 1800.0  # seconds of a job
+LAST_STEPS = 40  # without a kill, so that all who are about to join can
 
 # As elastic_train.py has them, and how long to wait in each at most before the kill, in seconds.
 MOMENTS = {
@@ -62,6 +61,10 @@ _OF_ONE = ("backward", "exchange", "between")  # a process; the others are of al
 _PARTS = ("pause", "noticed", "change", "leaves", "lost_leaves")
 HELD = ("descriptors", "mappings", "threads")
 _ALL_MOMENTS = ("forward", *MOMENTS, "waiting")
+
+
+class JobFailure(Exception):
+    """A job has failed, or ended otherwise than it should."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Training:
     ranks: int = RANKS
     topology: str = ""
     wire: str = ""
+    seconds: float = 1800.0  # that it may take
 
     @property
     def replaced(self) -> bool:
@@ -126,7 +130,7 @@ class Job:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment |= {name: value for name, value in here.items() if value}
         self.launcher = subprocess.Popen(run, env=environment, cwd=ROOT)
-        self._deadline = time.monotonic() + _LONGEST
+        self._deadline = time.monotonic() + training.seconds
         self._text = b""
         self._unread: list[Event] = []
         self.events: list[Event] = []
@@ -149,7 +153,7 @@ class Job:
             elif ended:
                 return
             elif time.monotonic() > self._deadline:
-                raise SystemExit("the job takes too long")
+                raise JobFailure("the job takes too long")
 
     def look(self, seconds: float = 0.0) -> None:
         """Take what was told, which may come within so many seconds."""
@@ -220,17 +224,17 @@ class End:
         """Of a job that has ended.
 
         Raises:
-            SystemExit: it has failed, or ranks differ in what a step has logged.
+            JobFailure: it has failed, or ranks differ in what a step has logged.
         """
         if status := job.launcher.wait():
-            raise SystemExit(f"the job has ended with {status}")
+            raise JobFailure(f"the job has ended with {status}")
         logged: dict[int, set[str]] = defaultdict(set)
         for event in job.events:
             if event.moment == "between":
                 logged[int(event.more[0])].add(event.more[1])
         unlike = [step for step, losses in logged.items() if len(losses) > 1]
         if unlike or len(logged) != training.steps:
-            raise SystemExit(f"{len(logged)} steps were logged; ranks differ in {unlike}")
+            raise JobFailure(f"{len(logged)} steps were logged; ranks differ in {unlike}")
         text = "".join(loss for _, losses in sorted(logged.items()) for loss in losses)
         ends = (event.more[0] for event in job.events if event.moment == "end")
         return cls(hashlib.sha256(text.encode()).hexdigest(), frozenset(ends))
@@ -258,7 +262,7 @@ def disturbed(
     rng = random.Random(seed)
     moments = [each for each in MOMENTS if training.replaced or each not in ("joining", "state")]
     plan = [each for _ in range(kills) for each in rng.sample(moments, len(moments))][:kills]
-    every = (training.steps - _LAST_STEPS) / kills
+    every = (training.steps - LAST_STEPS) / kills
     with started(training, show) as job:
         events = iter(job)
         for _ in events:
@@ -298,7 +302,7 @@ def _kill(job: Job, events: Iterator[Event], moment: str, rng: random.Random) ->
         if event.moment == moment and (event.process == victim or moment not in _OF_ONE):
             break
     else:
-        raise SystemExit("the job ended before all kills: give it more steps")
+        raise JobFailure("the job ended before all kills: give it more steps")
     time.sleep(rng.uniform(0, MOMENTS[moment]))
     job.look()
     if moment not in _OF_ONE:
