@@ -32,8 +32,8 @@ def main() -> None:
     pixels, labels = load_digits(return_X_y=True)
     dataset = TensorDataset(torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels))
     model = torch.nn.Sequential(
-        *(torch.nn.Linear(64, 1024), torch.nn.ReLU(), torch.nn.Dropout(0.1)),
-        *(torch.nn.Linear(1024, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)),
+        *(torch.nn.Linear(64, 768), torch.nn.ReLU(), torch.nn.Dropout(0.1)),
+        *(torch.nn.Linear(768, 384), torch.nn.ReLU(), torch.nn.Linear(384, 10)),
     )
     sync = LeafSync(model, LEAVES, seed=0, elastic=True)
     loader = DataLoader(dataset, batch_sampler=LeafSampler(sync, len(dataset), micro_batch=32))
