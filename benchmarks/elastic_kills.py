@@ -263,7 +263,7 @@ def disturbed(
     rng = random.Random(seed)
     moments = [each for each in MOMENTS if training.replaced or each not in ("joining", "state")]
     plan = [each for _ in range(kills) for each in rng.sample(moments, len(moments))][:kills]
-    every = min(training.steps - LAST_STEPS, 0.85 * training.steps) / kills
+    every = min(training.steps - LAST_STEPS, 0.85 * training.steps) / max(kills, 1)
     with started(training, show) as job:
         events = iter(job)
         for _ in events:
