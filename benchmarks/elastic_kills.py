@@ -43,8 +43,8 @@ from typing import TypeAlias
 from benchmarks.driver import ROOT, Benchmark, Record, Run
 
 RANKS, LEAVES = 4, 8
-LEAF_SECONDS = 0.04
-TWO_HOSTS_RUNS, TWO_HOSTS_KILLS, TWO_HOSTS_STEPS = 5, 3, 70
+LEAF_SECONDS = 0.05
+TWO_HOSTS_RUNS, TWO_HOSTS_KILLS, TWO_HOSTS_STEPS = 4, 3, 70
 _COMPRESSED_PART = 4  # of kills and steps, one
 _SEED = 0
 LAST_STEPS = 40  # without a kill, so that all who are about to join can
@@ -114,6 +114,7 @@ class Job:
         kills: of processes, each with its time.
         members: processes that live and have the state.
         others: processes that live and wait for it.
+        doing: the last event of each process.
         step: the last that all ranks have.
     """
 
@@ -138,6 +139,7 @@ class Job:
         self.kills: list[tuple[float, int]] = []
         self.members: set[int] = set()
         self.others: set[int] = set()
+        self.doing: dict[int, Event] = {}
         self.step = -1
 
     def __iter__(self) -> Iterator[Event]:
@@ -166,6 +168,7 @@ class Job:
             event = Event(int(when) / 1e9, int(process), moment, tuple(more))
             self._unread.append(event)
             self.events.append(event)
+            self.doing[event.process] = event
             self._note(event)
 
     def _note(self, event: Event) -> None:
@@ -256,28 +259,35 @@ def disturbed(
 
     Args:
         training: of the job.
-        kills: how many.
+        kills: how many; fewer where ranks have no time to join.
         seed: of what draws ranks and moments.
         show: called with each event.
     """
     rng = random.Random(seed)
     moments = [each for each in MOMENTS if training.replaced or each not in ("joining", "state")]
     plan = [each for _ in range(kills) for each in rng.sample(moments, len(moments))][:kills]
-    every = min(training.steps - LAST_STEPS, 0.85 * training.steps) / max(kills, 1)
+    every = min(training.steps - LAST_STEPS, 0.8 * training.steps) / max(kills, 1)
     with started(training, show) as job:
-        events = iter(job)
-        for _ in events:
-            done = len(job.kills)
-            if done == kills or job.step < done * every:
+        for event in job:
+            moment, done = event.moment, len(job.kills)
+            # The others become fewer as one has just been killed.
+            due = (done - (moment == "shrinking")) * every
+            if moment not in plan or job.step < due or job.doing[event.process] is not event:
                 continue
-            for moment in plan:
-                if _may_come(moment, job, kills - done):
-                    plan.remove(moment)
-                    _kill(job, events, moment, rng)
-                    break
+            if moment in _OF_ONE and (
+                moment != next(each for each in plan if each in _OF_ONE)
+                or event.process != rng.choice(sorted(job.members))
+            ):
+                continue
+            time.sleep(rng.uniform(0, MOMENTS[moment]))
+            job.look()
+            able = job.others | (job.members if len(job.members) > 1 else set())
+            if moment in _OF_ONE:
+                able &= {event.process}
+            if able:
+                plan.remove(moment)
+                job.kill(rng.choice(sorted(able)))
         end = End.of(job, training)
-        if len(job.kills) < kills:
-            raise JobFailure(f"only {len(job.kills)} kills came: give the job more steps")
         return {
             "steps": training.steps,
             "losses": end.losses,
@@ -286,32 +296,6 @@ def disturbed(
             **_held(job),
             "rows": [*_pauses(job)],
         }
-
-
-def _may_come(moment: str, job: Job, kills: int) -> bool:
-    """Whether it comes while so many kills are left, and another rank is left then."""
-    if moment == "shrinking":  # its own and another
-        return len(job.members) > 2 and kills > 1
-    if moment in _OF_ONE:
-        return len(job.members) > 1
-    return len(job.members) < job.training.ranks
-
-
-def _kill(job: Job, events: Iterator[Event], moment: str, rng: random.Random) -> None:
-    victim = rng.choice(sorted(job.members))
-    if moment == "shrinking":
-        job.kill(victim)
-    for event in events:
-        if event.moment == moment and (event.process == victim or moment not in _OF_ONE):
-            break
-    else:
-        raise JobFailure("the job ended before the next kill: give it more steps")
-    time.sleep(rng.uniform(0, MOMENTS[moment]))
-    job.look()
-    if moment not in _OF_ONE:
-        able = job.others | (job.members if len(job.members) > 1 else set())
-        victim = rng.choice(sorted(able))
-    job.kill(victim)
 
 
 def _moment_of(job: Job, when: float, victim: int) -> str:
