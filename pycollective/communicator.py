@@ -342,7 +342,8 @@ class Communicator(_core.Communicator):
         Without a failure it aborts this communicator, so that ranks which wait in a call come too.
 
         The ranks meet at the store where they joined. So it must still be there: `pycollective
-        run`'s is, and an object that was given to `init` as its store.
+        run`'s is, and an object that was given to `init` as its store. Under mpiexec they meet
+        over MPI, which must go on after a death (Open MPI's ``--with-ft ulfm``).
 
         Args:
             stay: False: leave. The others go on without this rank.
@@ -354,8 +355,8 @@ class Communicator(_core.Communicator):
 
         Raises:
             ConfigurationError: this communicator is closed, is for a GPU, or its ranks cannot meet
-                again: it is of `split`, or they met over MPI, at ``tcp://``, by srun, or at a store
-                that has ended.
+                again: it is of `split`, or they met at ``tcp://``, by srun, at a store that has
+                ended, or over MPI with an mpi4py before 4.1.
             CollectiveTimeout: a rank that lives did not call it.
             PeerFailure: the other ranks have taken this one for dead.
         """
@@ -382,9 +383,9 @@ class Communicator(_core.Communicator):
         if self._membership is None:
             raise ConfigurationError(
                 f"{call}: the ranks of this communicator have no store at which they could meet "
-                "again, as it is of split(), or they met over MPI, at tcp://, by srun, or at a "
-                "store that has ended: start them by `pycollective run --elastic`, or give init an "
-                "object as its store"
+                "again, as it is of split(), or they met at tcp://, by srun, at a store that has "
+                "ended, or over MPI with an mpi4py before 4.1: start them by `pycollective run "
+                "--elastic`, or give init an object as its store"
             )
         return self._membership
 
