@@ -10,10 +10,11 @@ import logging
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -31,8 +32,6 @@ from pycollective.typing import Wire
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from pycollective.bootstrap.membership import Membership
-
 _log = logging.getLogger("pycollective")
 
 # In place of a rank, for `recv`: the first message of the tag, from whichever rank.
@@ -47,6 +46,28 @@ def _is_integer(value: object, least: int, end: int) -> bool:
         return least <= operator.index(value) < end  # type: ignore[arg-type]
     except TypeError:
         return False
+
+
+class Membership(Protocol):
+    """How the ranks of a communicator can become others: `pycollective.bootstrap` does it."""
+
+    @property
+    def open_store(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Opens the store at which they met."""
+
+    @property
+    def prefix(self) -> str:
+        """Of their keys there; empty where there is no store."""
+
+    @property
+    def left(self) -> dict[int, str]:
+        """The ranks, by their numbers before, that left by themselves last, and why."""
+
+    def shrink(self, comm: Communicator, stays: bool, why: str) -> Communicator | None:
+        """`Communicator.shrink`."""
+
+    def grow(self, comm: Communicator) -> Communicator:
+        """`Communicator.grow`."""
 
 
 class Communicator(_core.Communicator):
