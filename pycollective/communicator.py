@@ -10,10 +10,11 @@ import logging
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -31,8 +32,6 @@ from pycollective.typing import Wire
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from pycollective.bootstrap.membership import Membership
-
 _log = logging.getLogger("pycollective")
 
 # In place of a rank, for `recv`: the first message of the tag, from whichever rank.
@@ -47,6 +46,28 @@ def _is_integer(value: object, least: int, end: int) -> bool:
         return least <= operator.index(value) < end  # type: ignore[arg-type]
     except TypeError:
         return False
+
+
+class Membership(Protocol):
+    """How the ranks of a communicator can become others: `pycollective.bootstrap` does it."""
+
+    @property
+    def open_store(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Opens the store at which they met."""
+
+    @property
+    def prefix(self) -> str:
+        """Of their keys there; empty where there is no store."""
+
+    @property
+    def left(self) -> dict[int, str]:
+        """The ranks, by their numbers before, that left by themselves last, and why."""
+
+    def shrink(self, comm: Communicator, stays: bool, why: str) -> Communicator | None:
+        """`Communicator.shrink`."""
+
+    def grow(self, comm: Communicator) -> Communicator:
+        """`Communicator.grow`."""
 
 
 class Communicator(_core.Communicator):
@@ -342,7 +363,8 @@ class Communicator(_core.Communicator):
         Without a failure it aborts this communicator, so that ranks which wait in a call come too.
 
         The ranks meet at the store where they joined. So it must still be there: `pycollective
-        run`'s is, and an object that was given to `init` as its store.
+        run`'s is, and an object that was given to `init` as its store. Under mpiexec they meet
+        over MPI, which must go on after a death (Open MPI's ``--with-ft ulfm``).
 
         Args:
             stay: False: leave. The others go on without this rank.
@@ -354,8 +376,8 @@ class Communicator(_core.Communicator):
 
         Raises:
             ConfigurationError: this communicator is closed, is for a GPU, or its ranks cannot meet
-                again: it is of `split`, or they met over MPI, at ``tcp://``, by srun, or at a store
-                that has ended.
+                again: it is of `split`, or they met at ``tcp://``, by srun, at a store that has
+                ended, or over MPI with an mpi4py before 4.1.
             CollectiveTimeout: a rank that lives did not call it.
             PeerFailure: the other ranks have taken this one for dead.
         """
@@ -382,9 +404,9 @@ class Communicator(_core.Communicator):
         if self._membership is None:
             raise ConfigurationError(
                 f"{call}: the ranks of this communicator have no store at which they could meet "
-                "again, as it is of split(), or they met over MPI, at tcp://, by srun, or at a "
-                "store that has ended: start them by `pycollective run --elastic`, or give init an "
-                "object as its store"
+                "again, as it is of split(), or they met at tcp://, by srun, at a store that has "
+                "ended, or over MPI with an mpi4py before 4.1: start them by `pycollective run "
+                "--elastic`, or give init an object as its store"
             )
         return self._membership
 

@@ -129,7 +129,7 @@ class MpiBootstrap:
         self.deadline = time.monotonic() + timeout
         # Of a world of its own there is one `init`.
         self._number = PROCESS.next_number() if world is None else 0
-        self._tag = _tag(self.world)
+        self._tag = _tag()
         self._ended = False  # by a report that has gone out
         self._heard = ""  # the report of another rank
         self._gone: set[int] = set()  # ranks that have reported, and listen no more
@@ -274,10 +274,10 @@ def _await_sent(sends: list[Any], seconds: float) -> None:
     PROCESS.forget_sent()
 
 
-def _tag(world: Any) -> int:
+def _tag() -> int:
     from mpi4py import MPI
 
-    return int(world.Get_attr(MPI.TAG_UB)) - _TAG_BELOW_LAST
+    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)) - _TAG_BELOW_LAST
 
 
 def _world() -> Any:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from threading import Thread
 from time import monotonic
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from pycollective.bootstrap import mpi
 from pycollective.bootstrap.membership import Membership, close_failed
 from pycollective.bootstrap.options import InitOptions
 from pycollective.communicator import Communicator
-from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
 from pycollective.system_limits import start_thread
 
 T = TypeVar("T")
@@ -59,14 +60,16 @@ class MpiMembership(Membership):
         deadline = monotonic() + comm.timeout
         mine = comm.rank, comm.host_of[comm.rank], stays, why
         world = self.world
-        while True:
+        for attempt in count(1):
             world, size = _within(deadline, comm, world.Shrink), world.Get_size()
             made = error = None
             try:
                 made = self._join_over(world, mine, comm, deadline)
-            except Exception as raised:
+            except BaseException as raised:
                 error = raised
                 world.Revoke()
+                if not isinstance(raised, (CollectiveError, ConfigurationError, MPI.Exception)):
+                    raise
             with suppress(MPI.Exception):  # another has died: all are told
                 if _within(deadline, comm, lambda: world.Agree(int(error is None))):  # noqa: B023
                     close_failed(comm)
@@ -74,8 +77,10 @@ class MpiMembership(Membership):
             if made is not None:
                 close_failed(made)
             # If it was not that another has died, it will not be better next time.
-            if size == world.Get_size() != comm.size and isinstance(error, ConfigurationError):
+            wrong = isinstance(error, ConfigurationError) and attempt > 1
+            if error and ((wrong and size == world.Get_size()) or monotonic() > deadline):
                 raise error
+        raise AssertionError("unreachable")
 
     def _join_over(
         self, world: Any, mine: tuple[int, int, bool, str], comm: Communicator, deadline: float

@@ -16,6 +16,7 @@ import pycollective as pc
 from pycollective.bootstrap import membership
 from pycollective.bootstrap.membership import Decision, Membership, Place, enter
 from pycollective.bootstrap.options import InitOptions
+from pycollective.bootstrap.rendezvous import Rendezvous
 from pycollective.bootstrap.restarts import process_identity
 from tests.joining import CountingStore
 
@@ -227,6 +228,17 @@ def test_an_outcome_that_no_rank_writes_is_refused(store, connects):
     connects[0] = [Rank(0, 2)]
     with pytest.raises(pc.ConfigurationError, match="something else writes to this store"):
         join(store, 0)
+
+
+def test_who_has_joined_may_go_before_others_have_looked(store):
+    """It has what the others wait for, and then its communicator of before is closed."""
+
+    def check_alive():
+        store.set("pycollective/p/attached", b"decided ")
+        raise pc.PeerFailure("rank 1 has gone", 0, "shrink")
+
+    meeting = Rendezvous(store, 0, 2, 30.0, "p", check_elsewhere=check_alive)
+    meeting.confirm()
 
 
 def shrink(store, comm):
