@@ -37,7 +37,7 @@ import numpy as np
 from pycollective.bootstrap.attach import NODE
 from pycollective.bootstrap.joining import connect
 from pycollective.bootstrap.options import InitOptions
-from pycollective.bootstrap.rendezvous import refusing_unreadable
+from pycollective.bootstrap.rendezvous import leave_will, refusing_unreadable
 from pycollective.bootstrap.restarts import is_alive, process_identity
 from pycollective.communicator import Communicator
 from pycollective.errors import (
@@ -184,6 +184,7 @@ class Membership:
         deadline: float,
     ) -> Decision:
         """Say that this rank has come, and return who goes on once that is decided."""
+        leave_will(store, f"pycollective/{self.prefix}/{_epoch_of(change)}/", comm.rank)
         place = self._come(store, change, comm.rank, came)
         said: dict[int, Any] = {comm.rank: json.loads(came)}
         pauses = _pauses()
@@ -221,6 +222,8 @@ class Membership:
         if all(said[rank][2] for rank in members):
             while store.check([_newcomer(seen + 1)]):
                 seen += 1
+                if store.check([f"{_newcomer(seen)}/invited"]):
+                    continue  # in vain, as another rank died: it has another number now
                 if is_alive(store.get(_newcomer(seen)).decode(errors="replace")):
                     newcomers.append(seen)
         return Decision(members, newcomers, seen, left)
@@ -230,16 +233,29 @@ class Membership:
     ) -> Communicator:
         """Make the communicator of those who go on, and let go of the one before."""
         members = decision.members
-        epoch = blake2b(change.encode(), digest_size=8).hexdigest()
+        epoch = _epoch_of(change)
         hosts = number_hosts([self.hosts[rank] for rank in members]) if self.hosts else ()
         here = Place(
             self.prefix, epoch, members.index(comm.rank), len(members) + len(decision.newcomers)
         )
+        newcomers: list[str] = []
         for place, number in enumerate(decision.newcomers, len(members)):
+            newcomers.append(store.get(_newcomer(number)).decode(errors="replace"))
             invited = replace(here, rank=place, seen=decision.seen)
             store.set(f"{_newcomer(number)}/invited", invited.as_text().encode())
+
+        def refuse_dead() -> None:
+            if not all(map(is_alive, newcomers)):
+                raise PeerFailure("a process that was to join has died", comm.rank, "grow")
+
         after = replace(self, hosts=hosts, epoch=epoch, seen=decision.seen, left=decision.left)
-        made = after.join(store, here, comm.timeout)
+        if newcomers:  # through a StoreClient
+            store.poll = refuse_dead
+        try:
+            made = after.join(store, here, comm.timeout)
+        finally:
+            if newcomers:
+                store.poll = None
         _close(comm)
         return after.settled(made)
 
@@ -339,6 +355,10 @@ def _come(store: Any) -> int:
         if claimant == me and not store.check([f"{_newcomer(number)}/invited"]):
             return number
         number += 1
+
+
+def _epoch_of(change: str) -> str:
+    return blake2b(change.encode(), digest_size=8).hexdigest()
 
 
 def _newcomer(number: int) -> str:

@@ -185,6 +185,14 @@ def _waits_in_torch(store: Any) -> bool:
     return store_class is not None and isinstance(store, store_class)
 
 
+def leave_will(store: Any, prefix: str, rank: int) -> None:
+    """Have the others told in their rendezvous if this rank dies, where the store can."""
+    if hasattr(store, "last_will"):
+        died = f"rank {rank} ({this_process()}) died before all had joined"
+        keys = [f"{prefix}{step}" for step in (_ARRIVED, _ATTACHED)]
+        store.last_will(keys, json.dumps([PeerFailure.__name__, died]).encode())
+
+
 class Rendezvous:
     """One rendezvous of `size` ranks in a store, until a deadline.
 
@@ -294,10 +302,7 @@ class Rendezvous:
             ConfigurationError: what another rank has reported, or records that do not go together.
             CollectiveTimeout: names the ranks that did not come.
         """
-        if hasattr(self._store, "last_will"):
-            died = f"rank {self.rank} ({this_process()}) died before all had joined"
-            keys = [self._key(step) for step in (_ARRIVED, _ATTACHED)]
-            self._store.last_will(keys, json.dumps([PeerFailure.__name__, died]).encode())
+        leave_will(self._store, self._prefix, self.rank)
         self._publish(record)
         if self._full:
             return self._await_all(_ARRIVED, lambda: decide(self._read_all()))

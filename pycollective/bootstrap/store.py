@@ -330,6 +330,7 @@ class StoreClient:
 
     Attributes:
         host: where it serves; empty where that is this host.
+        poll: as given.
 
     Args:
         address: see `parse_address`.
@@ -352,7 +353,7 @@ class StoreClient:
         self._family, self._target = parse_address(address, secret)
         self._address = address
         self.host = self._target[0] if self._family == socket.AF_INET else ""
-        self._poll = poll
+        self.poll = poll
         self._secret = secret.encode()
         self._timeout = timeout
         self._buffer = b""
@@ -432,8 +433,8 @@ class StoreClient:
                         f"no store answers at {self._address} within the timeout of "
                         f"{self._timeout:g} s: {error}"
                     ) from error
-            if self._poll is not None:
-                self._poll()
+            if self.poll is not None:
+                self.poll()
             time.sleep(0.02)  # rank 0 may not serve yet
 
     def _line(self, verb: bytes, keys: list[str], value: bytes = b"") -> bytes:
@@ -486,7 +487,7 @@ class StoreClient:
             raise ConfigurationError(f"no store answers at {self._address}: {error}") from error
 
     def _receive(self, connection: socket.socket, deadline: float) -> bytes:
-        while self._poll is not None:
+        while self.poll is not None:
             connection.settimeout(max(0.001, min(_POLL, deadline - time.monotonic())))
             try:
                 return connection.recv(65536)
@@ -494,7 +495,7 @@ class StoreClient:
                 if time.monotonic() >= deadline:
                     raise
             try:
-                self._poll()
+                self.poll()
             except BaseException:
                 self.close()  # the answer may still come
                 raise
