@@ -755,7 +755,7 @@ class LeafSync:
                 "leaf is skipped by a loss times 0), and end a training between steps"
             )
             if self._elastic is not None:
-                self._elastic.leave(self._broken)
+                self._elastic.leave(self._broken, leaf)
             else:
                 self._transport.abort(self._broken)
 
