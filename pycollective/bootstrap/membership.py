@@ -184,7 +184,8 @@ class Membership:
         deadline: float,
     ) -> Decision:
         """Say that this rank has come, and return who goes on once that is decided."""
-        leave_will(store, f"pycollective/{self.prefix}/{_epoch_of(change)}/", comm.rank)
+        for part in ("", "host/"):  # of how it will join
+            leave_will(store, f"pycollective/{self.prefix}/{_epoch_of(change)}/{part}", comm.rank)
         place = self._come(store, change, comm.rank, came)
         said: dict[int, Any] = {comm.rank: json.loads(came)}
         pauses = _pauses()
@@ -342,8 +343,9 @@ def enter(
                 made = ranks.join(store, place, options.timeout)
             except CollectiveError:  # another rank has died; the others try without this one
                 continue
+            made = ranks.settled(made)
             made._joined_late = True
-            return ranks.settled(made)
+            return made
 
 
 def _come(store: Any) -> int:

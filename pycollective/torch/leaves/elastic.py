@@ -245,6 +245,17 @@ class Elastic:
                 self.leave(str(error))
                 raise
 
+    def end(self) -> None:
+        """End the loop with all ranks. Collective.
+
+        If one still makes good a loss in the last step, it is there on all: nobody waits for this
+        rank, which goes on with other things.
+        """
+        with self.noting_loss():
+            self.comm.barrier()
+        if self.loss is not None:
+            self.leave("all steps are done")
+
     def leave(self, why: str, leaf: int | None = None) -> None:
         """Let the others go on without this rank; `leaf` of the step has failed, if it is given."""
         if self._comm is None or self._comm.closed:

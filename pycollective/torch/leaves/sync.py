@@ -884,6 +884,16 @@ class LeafSync:
             self._break(f"step {self.step} could not begin:", error)
             raise
 
+    def _end_loop(self) -> None:
+        """End the loop after its last step, which all ranks do."""
+        self._loop_ref = None
+        if self._elastic is not None:
+            try:
+                self._elastic.end()
+            except BaseException as error:
+                self._break("the end of sync.steps:", error)
+                raise
+
     def _begins_again(self) -> bool:
         """Once all leaves are given: make good the loss of ranks; whether to compute them anew."""
         if not self._has_lost:
