@@ -233,7 +233,7 @@ class Elastic:
 
         Raises:
             ConfigurationError: the store has gone at which the ranks meet.
-            CollectiveAborted: a leaf has raised on two ranks.
+            CollectiveAborted: a leaf has failed on two ranks.
             CollectiveTimeout: a rank that lives did not come.
             PeerFailure: all ranks are gone that had the state, or have taken this one for dead.
         """
@@ -242,7 +242,6 @@ class Elastic:
             fewer = self.comm.shrink()
             assert fewer is not None
             self._become(fewer)
-            self._refuse_again(fewer)
             _log.info(
                 "rank %d of %d: %d of %d ranks go on with step %d",
                 *(fewer.rank, fewer.size, fewer.size, before, self._training.step),
@@ -270,8 +269,19 @@ class Elastic:
                 self.leave(str(error))
                 raise
 
+    def end(self) -> None:
+        """End the loop with all ranks. Collective.
+
+        If one still makes good a loss in the last step, it is there on all: nobody waits for this
+        rank, which goes on with other things.
+        """
+        with self.noting_loss():
+            self.comm.barrier()
+        if self.loss is not None:
+            self.leave("all steps are done")
+
     def leave(self, why: str, leaf: int | None = None) -> None:
-        """Let the others go on without this rank; `leaf` of the step has raised, if it is given."""
+        """Let the others go on without this rank; `leaf` of the step has failed, if it is given."""
         if self._comm is None or self._comm.closed:
             return
         self._comm.abort(why)
@@ -292,10 +302,12 @@ class Elastic:
         self._comm = comm
         self.loss, self.awaits = None, False
         self._training._take_over(OverCommunicator(comm))
+        self._refuse_again()
 
-    def _refuse_again(self, fewer: Communicator) -> None:
-        """Refuse a leaf that has raised on two ranks: it will on all."""
-        for rank, text in fewer._members("shrink").left.items():
+    def _refuse_again(self) -> None:
+        """Refuse a leaf that has failed on two ranks: it will on all."""
+        membership = self.comm._membership
+        for rank, text in membership.left.items() if membership is not None else ():
             try:
                 leaf, step, why = json.loads(text)
             except ValueError:  # it has not left by `leave`
@@ -304,9 +316,9 @@ class Elastic:
                 continue
             if (before := self._raised.get((leaf, step))) is not None:
                 raise CollectiveAborted(
-                    f"the training cannot go on, as leaf {leaf} of step {step} has raised on two "
+                    f"the training cannot go on, as leaf {leaf} of step {step} has failed on two "
                     f"ranks: {before}; and on rank {rank}: {why}",
-                    fewer.rank,
+                    self.comm.rank,
                     "steps",
                 )
             self._raised[leaf, step] = why

@@ -757,7 +757,7 @@ class LeafSync:
                 "leaf is skipped by a loss times 0), and end a training between steps"
             )
             if self._elastic is not None:
-                self._elastic.leave(self._broken)
+                self._elastic.leave(self._broken, leaf)
             else:
                 self._transport.abort(self._broken)
 
@@ -885,6 +885,16 @@ class LeafSync:
         except BaseException as error:
             self._break(f"step {self.step} could not begin:", error)
             raise
+
+    def _end_loop(self) -> None:
+        """End the loop after its last step, which all ranks do."""
+        self._loop_ref = None
+        if self._elastic is not None:
+            try:
+                self._elastic.end()
+            except BaseException as error:
+                self._break("the end of sync.steps:", error)
+                raise
 
     def _begins_again(self) -> bool:
         """Once all leaves are given: make good the loss of ranks; whether to compute them anew."""
