@@ -60,6 +60,10 @@ class Membership(Protocol):
         """Of their keys there; empty where there is no store."""
 
     @property
+    def next_newcomer(self) -> str:
+        """The key there that is set once a process waits to join."""
+
+    @property
     def left(self) -> dict[int, str]:
         """The ranks, by their numbers before, that left by themselves last, and why."""
 

@@ -118,6 +118,11 @@ class Membership:
     seen: int = 0
     left: dict[int, str] = field(default_factory=dict)
 
+    @property
+    def next_newcomer(self) -> str:
+        """The key in the store that is set once a process waits to join these ranks."""
+        return _newcomer(self.seen + 1)
+
     def shrink(self, comm: Communicator, stays: bool, why: str) -> Communicator | None:
         """`Communicator.shrink`; `why` a rank leaves that does not stay."""
         _refuse("shrink", comm)
@@ -131,7 +136,7 @@ class Membership:
         waiting = np.zeros(1, np.int64)
         if comm.rank == 0:
             with self.open_store() as store:
-                waiting[0] = store.check([next_newcomer(comm)])
+                waiting[0] = store.check([self.next_newcomer])
         comm.broadcast(waiting)
         if not waiting[0]:
             return comm
@@ -403,12 +408,6 @@ def _waits(store: Any, number: int) -> bool:
     """Return whether the process of a newcomer lives."""
     claimant = bytes(store.get(_newcomer(number))).decode(errors="replace")
     return is_alive(claimant.rpartition(" ")[0])
-
-
-def next_newcomer(comm: Communicator) -> str:
-    """Return the key in the store that is set once a process waits to join these ranks."""
-    seen = 0 if comm._membership is None else comm._membership.seen
-    return _newcomer(seen + 1)
 
 
 def _newcomer(number: int) -> str:

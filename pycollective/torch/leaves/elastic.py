@@ -35,7 +35,6 @@ import torch
 
 from pycollective.agree import agree, all_gather_texts, refuse_unlike
 from pycollective.bootstrap.init import init
-from pycollective.bootstrap.membership import next_newcomer
 from pycollective.bootstrap.store import TOO_FEW_KEY
 from pycollective.communicator import Communicator
 from pycollective.config import ENV_ELASTIC, ENV_JOINS, environment_number
@@ -180,7 +179,8 @@ class Elastic:
         if now < self._next_look:
             return False
         self._next_look = now + _LOOK_EVERY
-        return self._finds(next_newcomer(self.comm))
+        membership = self.comm._membership
+        return membership is not None and self._finds(membership.next_newcomer)
 
     def begin_step(self) -> None:
         """Let newcomers in, if all know of one or there are too few ranks. Collective."""
