@@ -113,7 +113,7 @@ def test_the_living_of_several_hosts_go_on_within_two_seconds(tmp_path, topology
 
 def dwindle(comm, place):
     """Shrink again and again; the nth time a rank dies at the nth step, until it gets through."""
-    late = []
+    late, held = [], []
     for step in count(1):
         size, doomed = comm.size, [0, comm.size // 2, comm.size - 1][place]
         start = time.monotonic()
@@ -121,9 +121,10 @@ def dwindle(comm, place):
             comm = comm.shrink()
         late.append(time.monotonic() - start)
         all_work(comm, f"round {step}")
+        held.append((*counts(), committed(comm)))
         if comm.size == size:
             comm.close()
-            return step, max(late)
+            return step, max(late), held
         assert comm.size == size - 1
 
 
@@ -131,9 +132,9 @@ def dwindled(size, place, **options):
     with Ranks(size, **options) as ranks:
         outcomes = ranks.joined().call(dwindle, place)
     alive = [each for each in outcomes if each.exit_code is None]
-    steps, late = zip(*results(alive), strict=True)
+    steps, late, held = zip(*results(alive), strict=True)
     assert len({*steps}) == 1
-    return steps[0], max(late)
+    return steps[0], max(late), held
 
 
 STORM = pytest.mark.storm
@@ -142,9 +143,11 @@ PLACES = [pytest.param(0, marks=STORM), 1, pytest.param(2, marks=STORM)]
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_death_at_any_step_of_shrinking_shrinks_again(place):
-    steps, late = dwindled(28, place, module=__name__)
+    steps, late, held = dwindled(28, place, module=__name__)
     assert steps > 15
     assert late < 1
+    for each in held:  # of the dead nothing stays
+        assert all(now <= early for now, early in zip(each[-1], each[3], strict=True)), each
 
 
 @pytest.mark.storm
@@ -152,7 +155,7 @@ def test_a_death_at_any_step_of_shrinking_shrinks_again(place):
 def test_a_death_at_any_step_of_shrinking_between_hosts_shrinks_again(place):
     pytest.importorskip("torch")
     variables = {"PYCOLLECTIVE_TOPOLOGY": "12,20"}
-    steps, late = dwindled(32, place, module=FAR, variables=variables)
+    steps, late, _ = dwindled(32, place, module=FAR, variables=variables)
     assert steps > 20
     assert late < 4  # of two cores for 32 ranks that connect
 
