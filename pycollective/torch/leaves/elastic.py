@@ -432,17 +432,17 @@ def elastic_of(training: Training, model: torch.nn.Module, group: object, place:
         ConfigurationError: its group or its model is not one whose ranks can change.
     """
     what = ""
-    if group is not None and not isinstance(group, Communicator):
+    if ddps_of(model):
+        what = "elastic=True takes a bare model: DistributedDataParallel keeps the number of ranks"
+    elif shards_of(model) is not None:
+        what = "elastic=True: with fully_shard a rank that dies takes its part of the weights along"
+    elif not isinstance(place, OnCpu):
+        what = f"elastic=True takes a model on CPUs, and this one is on {place.device}"
+    elif group is not None and not isinstance(group, Communicator):
         what = (
             f"with elastic=True group is a Communicator or None, and not a {type(group).__name__}: "
             "a process group of torch's has as many ranks after a death as before"
         )
-    elif ddps_of(model):
-        what = "elastic=True takes a bare model: DistributedDataParallel keeps the number of ranks"
-    elif not isinstance(place, OnCpu):
-        what = f"elastic=True takes a model on CPUs, and this one is on {place.device}"
-    elif shards_of(model) is not None:
-        what = "with fully_shard a rank that dies takes its part of the weights along"
     if what:
         raise ConfigurationError(f"LeafSync: {what}")
     assert group is None or isinstance(group, Communicator)
