@@ -111,6 +111,29 @@ def test_the_living_of_several_hosts_go_on_within_two_seconds(tmp_path, topology
     assert late < 2, late
 
 
+def go_on_without_two(comm):
+    """Rank 2 of the other host dies, and rank 0 as it shrinks."""
+    if comm.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with suppress(pc.CollectiveError):
+        while True:
+            works(comm)
+    with ending_at(1 if comm.rank == 0 else 0):
+        comm = comm.shrink()
+    assert works(comm)
+    with comm:
+        return comm.rank, comm.host_of
+
+
+def test_deaths_on_two_hosts_are_told_to_each_other():
+    pytest.importorskip("torch")
+    variables = {"PYCOLLECTIVE_TOPOLOGY": "2x2"}
+    with Ranks(4, module=FAR, variables=variables) as ranks:
+        outcomes = ranks.joined().call(go_on_without_two)
+    said = results([each for each in outcomes if each.rank in (1, 3)])
+    assert said == [(0, (0, 1)), (1, (0, 1))]
+
+
 def dwindle(comm, place):
     """Shrink again and again; the nth time a rank dies at the nth step, until it gets through."""
     late, held = [], []

@@ -16,6 +16,7 @@ busy is waited for. A rank that others took for dead finds that it is not in the
 These are the keys, each after ``pycollective/``:
 
 - ``<prefix>/<epoch>/<attempt>/came/<rank>``: that this rank has come, and why it does not stay.
+- ``<prefix>/<epoch>/<attempt>/gone/<rank>``: another rank sees that this one is gone.
 - ``<prefix>/<epoch>/<attempt>/decision``: the ranks of the next epoch.
 - ``<prefix>/<epoch>/joined``: whether the ranks of this epoch have joined, or why not.
 - ``newcomers/<number>``: a process that wants to join, numbered from 1 in the order of coming.
@@ -201,7 +202,13 @@ class Membership:
         while not store.check([f"{place}/decision"]):
             gone = {*comm._gone()}  # first: who leaves says so before
             for rank in last.members:
-                if rank not in said and store.check([f"{place}/came/{rank}"]):
+                if rank in said:
+                    continue
+                if rank in gone:  # which another host's ranks may see much later
+                    store.set(f"{place}/gone/{rank}", b"")
+                elif store.check([f"{place}/gone/{rank}"]):
+                    gone.add(rank)
+                if store.check([f"{place}/came/{rank}"]):
                     with refusing_unreadable(f"what rank {rank} says of itself"):
                         stays, why, admits = json.loads(store.get(f"{place}/came/{rank}"))
                         said[rank] = bool(stays), str(why), bool(admits)
