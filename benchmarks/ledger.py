@@ -137,8 +137,8 @@ def on_a_rank(run: Run) -> Record | None:
 def _wrong(folder: Path, plain: Any, noted: Any) -> int:
     """How many averages differ with a ledger, or are not what it says of the last step."""
     import torch
-
     import xxhash
+
     from pycollective.ledger.reader import read
 
     ledger = read(folder)
