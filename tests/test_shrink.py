@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from tests.launchers import find, parts
 
 pytestmark = pytest.mark.alone  # how soon is part of it
 
+MIB = 1 << 20
 FAR = "tests.torch.programs"  # ranks that have torch, for Gloo
 
 
@@ -144,6 +146,7 @@ def dwindle(comm, place):
             comm = comm.shrink()
         late.append(time.monotonic() - start)
         all_work(comm, f"round {step}")
+        gc.collect()  # errors of failed attempts hold frames, and these nodes
         held.append((*counts(), committed(comm)))
         if comm.size == size:
             comm.close()
@@ -170,7 +173,10 @@ def test_a_death_at_any_step_of_shrinking_shrinks_again(place):
     assert steps > 15
     assert late < 1
     for each in held:  # of the dead nothing stays
-        assert all(now <= early for now, early in zip(each[-1], each[3], strict=True)), each
+        *early, _ = each[3]
+        *now, memory = each[-1]
+        assert all(map(int.__le__, now, early)), (early, now)
+        assert memory <= 12 * MIB, memory  # of two groups or three: few ranks have larger areas
 
 
 @pytest.mark.storm

@@ -37,7 +37,6 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.bootstrap.attach import NODE
 from pycollective.bootstrap.joining import connect
 from pycollective.bootstrap.options import InitOptions
 from pycollective.bootstrap.rendezvous import (
@@ -177,7 +176,7 @@ class Membership:
                         continue
                 close_failed(comm)
                 if made is not None:
-                    return _settled(made)
+                    return _settled(made, comm)
                 raise PeerFailure(
                     f"rank {comm.rank} was taken for dead by the other ranks, which go on "
                     "without it",
@@ -386,7 +385,7 @@ def _come(store: Any) -> int:
     raise AssertionError("unreachable")
 
 
-def _settled(made: Communicator) -> Communicator:
+def _settled(made: Communicator, before: Communicator | None = None) -> Communicator:
     """Return a communicator whose ranks have all let go of the one before, with its memory."""
     try:
         made.barrier()
@@ -394,7 +393,9 @@ def _settled(made: Communicator) -> Communicator:
         again = made.shrink()
         assert again is not None
         return again
-    NODE.get().reclaim()
+    for each in (before, made):  # whose nodes differ if an attempt has failed
+        if each is not None:
+            each._node.reclaim()
     return made
 
 

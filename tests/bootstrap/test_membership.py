@@ -38,6 +38,7 @@ class Rank:
     """As much of a communicator as is looked at."""
 
     device, failure, closed = None, "it has failed", False
+    _node = SimpleNamespace(reclaim=lambda: None)
 
     def __init__(self, rank, size, gone=(), timeout=30.0):
         self.rank, self.size, self.timeout, self._gone = rank, size, timeout, lambda: [*gone]

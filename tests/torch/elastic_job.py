@@ -344,7 +344,7 @@ def train(
         comm = sync.communicator
         while comm.size < training.ranks and step < training.until - 3:
             ranks = comm._membership
-            if ranks.seen >= training.awaits or ranks.has_newcomers(store):
+            if ranks.seen >= training.awaits or store.check([ranks.next_newcomer]):
                 break
             assert time.monotonic() < deadline, "nobody comes"
             time.sleep(0.002)

@@ -578,7 +578,9 @@ def in_shards(folder):
 
 
 def of_split(folder):
-    LeafSync(Network(), 4, group=pc.init().split(0), elastic=True)
+    group = pc.init().split(0)
+    with mock.patch.object(pc.Communicator, "size", 2):  # one rank loses nobody
+        LeafSync(Network(), 4, group=group, elastic=True)
 
 
 def by_leaves(folder):
