@@ -299,7 +299,7 @@ def test_too_few_ranks_wait_for_others_no_longer_than_the_timeout():
         first = [(training,), (training, Fault("finish", 2)), (training,)]
         outcomes = job.run(quick_ends, first)
     said = [each.result for each in outcomes if each.exit_code is None]
-    assert [kind for kind, _ in said] == 2 * ["CollectiveTimeout"]
+    assert [kind for kind, _ in said] == 2 * ["PeerFailure"]
     assert any(
         "2 rank(s) are left, at least 3 go on (--min), and nobody has joined within 1 s" in text
         for _, text in said
