@@ -40,7 +40,6 @@ from pycollective.communicator import Communicator
 from pycollective.config import ENV_ELASTIC, ENV_JOINS, environment_number
 from pycollective.errors import (
     CollectiveAborted,
-    CollectiveError,
     CollectiveMismatch,
     ConfigurationError,
     PeerFailure,
@@ -50,6 +49,7 @@ from pycollective.torch.leaves.buckets import Bucket
 from pycollective.torch.leaves.model import Model, ddps_of
 from pycollective.torch.leaves.over_communicator import OverCommunicator
 from pycollective.torch.leaves.place import OnCpu, Place
+from pycollective.torch.leaves.ranks import Ranks
 from pycollective.torch.leaves.shards import shards_of
 from pycollective.torch.leaves.state import State, digest, receive, send
 from pycollective.torch.leaves.steps import AHEAD, Steps
@@ -86,7 +86,7 @@ class Training(Protocol):
 
     @property
     def _loop(self) -> Steps | None: ...
-    def _take_over(self, transport: OverCommunicator) -> None: ...
+    def _begin_anew(self) -> None: ...
 
 
 class _Nobody:
@@ -110,7 +110,7 @@ class _Refused(Exception):
     """A process that was let in cannot join, on the ranks that were there before."""
 
 
-class Elastic:
+class Elastic(Ranks):
     """The ranks of a LeafSync, which become fewer or more.
 
     Args:
@@ -118,17 +118,19 @@ class Elastic:
         group: of its ranks, which it takes over; None for those that `init` finds.
 
     Attributes:
-        joins: whether this process has yet to get the state from ranks that are under way.
-        loss: what has told that a rank is gone, until the others have made it good.
         awaits: whether a process waits to join, as all ranks know.
     """
 
+    change = True
+
     def __init__(self, training: Training, group: Communicator | None) -> None:
         self._training = training
-        self.joins = ENV_JOINS in os.environ if group is None else group._joined_late
-        self._comm = group if group is not None or self.joins else init()
+        self.join = ENV_JOINS in os.environ if group is None else group._joined_late
+        self._comm = group if group is not None or self.join else init()
+        self.transport = cast(Transport, _Nobody())
+        if self._comm is not None:
+            self.transport = OverCommunicator(self._comm)
         self._fewest = environment_number(ENV_ELASTIC) if ENV_ELASTIC in os.environ else 1
-        self.loss: CollectiveError | None = None
         self.awaits = False
         self._raised: dict[tuple[int, int], str] = {}  # leaves, with their steps
         self._held = ExitStack()
@@ -148,35 +150,24 @@ class Elastic:
             raise ConfigurationError(_NOT_YET)
         return self._comm
 
-    @property
-    def transport(self) -> Transport:
-        """By the ranks that are there now; by none before this process has joined."""
-        if self._comm is None:
-            return cast(Transport, _Nobody())
-        return OverCommunicator(self._comm)
-
     def commit(self, words: StepWords) -> None:
-        """Wait until the step is there on all ranks. Collective."""
         self.comm.barrier()
         self.awaits = words.newcomers
 
     @contextmanager
     def noting_loss(self) -> Iterator[None]:
-        """Note a failure of the block that says that a rank is gone."""
         try:
             yield
         except _LOST as error:
             self.loss = self.loss or error
 
     def look(self) -> None:
-        """Note whether a rank has died; asks nobody."""
         with self.noting_loss():
             self.comm._check_peers()
 
-    def sees_newcomers(self) -> bool:
-        """Whether rank 0, which this is, sees that a process waits to join."""
+    def see_newcomers(self) -> bool:
         now = time.monotonic()
-        if now < self._next_look:
+        if self.comm.rank != 0 or now < self._next_look:  # rank 0 tells the others
             return False
         self._next_look = now + _LOOK_EVERY
         membership = self.comm._membership
@@ -252,11 +243,10 @@ class Elastic:
                 self._note(error)
 
     def enter(self) -> None:
-        """Join ranks that are under way, with their state."""
         if self._comm is None:
             self._comm = init()
         self._become(self._comm)
-        while self.joins:
+        while self.join:
             try:
                 self._settle()
             except _StateLost:
@@ -301,7 +291,8 @@ class Elastic:
     def _become(self, comm: Communicator) -> None:
         self._comm = comm
         self.loss, self.awaits = None, False
-        self._training._take_over(OverCommunicator(comm))
+        self.transport = OverCommunicator(comm)
+        self._training._begin_anew()
         self._refuse_again()
 
     def _refuse_again(self) -> None:
@@ -326,7 +317,7 @@ class Elastic:
     def _settle(self) -> bool:
         """Agree with the ranks of a new communicator on the step; see `recover`. Collective."""
         training, comm = self._training, self.comm
-        mine = json.dumps([self.joins, training.step, training._is_there])
+        mine = json.dumps([self.join, training.step, training._is_there])
         said = [json.loads(each) for each in all_gather_texts(comm._all_gather_bytes, mine)]
         members = [rank for rank, (joins, *_) in enumerate(said) if not joins]
         if not members:
@@ -394,10 +385,10 @@ class Elastic:
 
             agree(comm._all_gather_bytes, "LeafSync", proof, _refuse_other_state)
         except (CollectiveMismatch, ConfigurationError) as error:
-            if self.joins:
+            if self.join:
                 raise
             raise _Refused(str(error)) from error
-        self.joins = False
+        self.join = False
 
     def _described(self) -> dict[str, Any]:
         loop = self._training._loop
