@@ -220,6 +220,7 @@ class Elastic:
             fewer = self.comm.shrink()
             assert fewer is not None
             self._become(fewer)
+            self._refuse_again()
             _log.info(
                 "rank %d of %d: %d of %d ranks go on with step %d",
                 *(fewer.rank, fewer.size, fewer.size, before, self._training.step),
@@ -278,7 +279,6 @@ class Elastic:
         self._comm = comm
         self.loss, self.awaits = None, False
         self._training._take_over(OverCommunicator(comm))
-        self._refuse_again()
 
     def _refuse_again(self) -> None:
         """Refuse a leaf that has failed on two ranks: it will on all."""
