@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pycollective as pc
 from pycollective import Communicator, PeerFailure
+from pycollective.bootstrap import membership
 from pycollective.bootstrap.membership import Membership
 from pycollective.bootstrap.store import StoreClient, job_secret
 from pycollective.leaves.accumulator import Accumulator
@@ -327,7 +328,7 @@ def train(
 ) -> tuple[int, str, list[str]]:
     """What it makes on this rank, and the calls that it has made; `hooks` as `Training.run`."""
     elastic._LOOK_EVERY = 0.0
-
+    membership._JOIN_WITHIN = 60.0  # who waits in vain for one that has died fails
     mine = Faults(faults) if "PYCOLLECTIVE_JOINS" in os.environ else None
     group = pc.init(timeout=timeout)
     store = StoreClient(os.environ["PYCOLLECTIVE_STORE"], job_secret(), timeout)

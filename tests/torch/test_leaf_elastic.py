@@ -75,12 +75,21 @@ def test_a_rank_is_killed_and_another_joins(point):
     assert all("hand_out" in each for each in calls)
 
 
-def test_a_newcomer_and_the_source_of_its_state_are_killed():
+JOINING = {
+    "a newcomer that is invited": ({}, [[Fault("get", 1)]]),
+    "newcomers that get the state": ({}, [[Fault("recv", 9)], [Fault("load", 1)]]),
+    "the source as it sends": ({0: [Fault("send", 9)]}, []),
+    "the source as ranks join": ({0: [Fault("join", 1, after="grow")]}, []),
+    "the source as ranks have joined": ({0: [Fault("barrier", 1, after="grow")]}, []),
+}
+
+
+@pytest.mark.parametrize("who", JOINING)
+def test_a_newcomer_or_the_source_of_its_state_is_killed(who):
     training = Training(until=12)
-    later = [[Fault("recv", 9)], [Fault("load", 1)]]
-    check(trained(training, {1: [Fault("add", 3)]}, later), training, killed=3)
-    faults = {0: [Fault("send", 9)], 1: [Fault("add", 3)]}
-    check(trained(training, faults), training, killed=2)
+    faults, later = JOINING[who]
+    outcomes = trained(training, {1: [Fault("add", 3)], **faults}, later)
+    check(outcomes, training, killed=1 + len(faults) + len(later))
 
 
 def test_over_simulated_hosts_the_others_go_on():
