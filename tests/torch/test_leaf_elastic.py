@@ -203,7 +203,7 @@ def test_the_ledger_says_that_no_bit_has_changed(tmp_path):
 # --- A rank that gives up, and does not die.
 
 
-def failing(_, training, where, how, folder=None):
+def failing(_, training, where, how, folder=None, *faults):
     """Leaves fail on this rank; what its caller gets, and what it saves then."""
     syncs = []
 
@@ -212,7 +212,7 @@ def failing(_, training, where, how, folder=None):
             how()
 
     try:
-        return train(None, training, in_leaf=in_leaf, made=syncs.append)
+        return train(None, training, *faults, in_leaf=in_leaf, made=syncs.append)
     except (ValueError, KeyboardInterrupt, pc.CollectiveError) as error:
         if folder is not None:
             syncs[0].save(folder / f"{type(error).__name__}.pt")
@@ -559,6 +559,25 @@ def test_ranks_hear_and_die_anywhere(seed):
     }
     faults[chosen.randrange(3)].append(Fault("", chosen.randint(1, 50)))
     check(trained(Training(), faults), Training(), killed=1)
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("seed", range(100))
+def test_a_rank_raises_and_another_dies_anywhere(seed):
+    chosen = random.Random(seed)
+    training, where = Training(ranks=0), (chosen.randrange(6), chosen.randrange(4))
+    after = chosen.choice(["", "shrink"])
+    fault = Fault("", chosen.randint(1, 20 if after else 50), after=after)
+    raises, dies = chosen.sample(range(3), 2)
+    first = [
+        (training, {where} if rank == raises else {}, value_error, None, *[fault] * (rank == dies))
+        for rank in range(3)
+    ]
+    with Job(3, replace=0) as job:
+        outcomes = job.run(failing, first)
+    if outcomes[raises].result is None or outcomes[raises].result[1] == "ValueError":
+        del outcomes[raises]
+    check(outcomes, training, killed=sum(each.exit_code is not None for each in outcomes))
 
 
 # --- What is refused.
