@@ -261,7 +261,8 @@ class LeafSync:
         try:
             return self._deal_of(self.step)
         except BaseException as error:
-            self._break(f"who has which leaves of step {self.step}:", error)
+            if self._elastic is None or not self._elastic.joins:  # who has yet to join may ask
+                self._break(f"who has which leaves of step {self.step}:", error)
             raise
 
     def steps(
