@@ -168,6 +168,30 @@ def test_whatever_rank_hears_of_a_death_in_whatever_call(training):
 # --- What a training may have.
 
 
+def early(_, training, *faults):
+    """What a process that is to join says of its rank before it has one."""
+    said = []
+
+    def made(sync):
+        for ask in (lambda: sync.communicator, lambda: sync.local_leaves):
+            with suppress(ConfigurationError):
+                ask()
+                said.append("has a rank")
+
+    return *train(None, training, *faults, made=made)[:2], said
+
+
+def test_a_process_has_a_rank_once_it_has_joined():
+    training = Training(own=True)
+    with Job(3) as job:
+        first = [(training,), (training, Fault("finish", 2)), (training,)]
+        *others, newcomer = job.run(early, first, [(training,)])
+    assert newcomer.error is None
+    assert newcomer.result[2] == []
+    assert {len(each.result[2]) for each in others if each.result} == {2}
+    check([*others, newcomer], training, killed=1)
+
+
 def disturbed(training):
     """A rank dies and another joins, and the others hear of deaths here and there."""
     faults = {0: [Fault("", 150, "hears")], 1: [Fault("finish", 2)], 2: [Fault("", 130, "hears")]}
@@ -181,6 +205,7 @@ KINDS = {
     "workers": Training(workers=2),
     "workers that stay": Training(workers=2, persistent=True, cost=True, until=9),
     "checks": Training(options=(("check_every", 1),)),
+    "a communicator of its own": Training(own=True),
     "many buckets": Training(options=(("bucket_cap_mb", 1e-5),)),
 }
 
