@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pycollective as pc
 from pycollective import Communicator, PeerFailure
+from pycollective.bootstrap import membership
 from pycollective.bootstrap.membership import Membership
 from pycollective.bootstrap.store import StoreClient, job_secret
 from pycollective.leaves.accumulator import Accumulator
@@ -220,6 +221,7 @@ class Training:
         width: of the model.
         losses: a class like `Losses`.
         more: whether another object has a state.
+        own: whether LeafSync calls `init`.
     """
 
     leaves: int = 4
@@ -235,10 +237,11 @@ class Training:
     width: int = 8
     losses: type[Losses] = Losses
     more: bool = False
+    own: bool = False
 
     def run(
         self,
-        group: Communicator,
+        group: Communicator | None,
         between: Callable[[LeafSync, int], None] = lambda sync, step: None,
         began: Callable[[LeafSync], None] = lambda sync: None,
         made: Callable[[LeafSync], None] = lambda sync: None,
@@ -260,7 +263,7 @@ class Training:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         x = torch.randn(SAMPLES, 6)
-        torch.manual_seed(os.getpid() if options.get("elastic") and group._joined_late else 1)
+        torch.manual_seed(os.getpid() if "PYCOLLECTIVE_JOINS" in os.environ else 1)
         model = Network(self.width).to(self.dtype)
         sync = LeafSync(model, self.leaves, group=group, **dict(self.options), **options)
         kind = torch.optim.Adam if self.dtype == torch.float32 else torch.optim.SGD
@@ -327,9 +330,10 @@ def train(
 ) -> tuple[int, str, list[str]]:
     """What it makes on this rank, and the calls that it has made; `hooks` as `Training.run`."""
     elastic._LOOK_EVERY = 0.0
-
+    membership._JOIN_WITHIN = 60.0  # who waits in vain for one that has died fails
     mine = Faults(faults) if "PYCOLLECTIVE_JOINS" in os.environ else None
-    group = pc.init(timeout=timeout)
+    elastic.init = functools.partial(pc.init, timeout=timeout)
+    group = None if training.own else elastic.init()
     store = StoreClient(os.environ["PYCOLLECTIVE_STORE"], job_secret(), timeout)
     after_step = hooks.pop("between", lambda sync, step: None)
 

@@ -75,12 +75,21 @@ def test_a_rank_is_killed_and_another_joins(point):
     assert all("hand_out" in each for each in calls)
 
 
-def test_a_newcomer_and_the_source_of_its_state_are_killed():
+JOINING = {
+    "a newcomer that is invited": ({}, [[Fault("get", 1)]]),
+    "newcomers that get the state": ({}, [[Fault("recv", 9)], [Fault("load", 1)]]),
+    "the source as it sends": ({0: [Fault("send", 9)]}, []),
+    "the source as ranks join": ({0: [Fault("join", 1, after="grow")]}, []),
+    "the source as ranks have joined": ({0: [Fault("barrier", 1, after="grow")]}, []),
+}
+
+
+@pytest.mark.parametrize("who", JOINING)
+def test_a_newcomer_or_the_source_of_its_state_is_killed(who):
     training = Training(until=12)
-    later = [[Fault("recv", 9)], [Fault("load", 1)]]
-    check(trained(training, {1: [Fault("add", 3)]}, later), training, killed=3)
-    faults = {0: [Fault("send", 9)], 1: [Fault("add", 3)]}
-    check(trained(training, faults), training, killed=2)
+    faults, later = JOINING[who]
+    outcomes = trained(training, {1: [Fault("add", 3)], **faults}, later)
+    check(outcomes, training, killed=1 + len(faults) + len(later))
 
 
 def test_over_simulated_hosts_the_others_go_on():
@@ -97,7 +106,7 @@ def test_the_rank_that_is_left_alone_goes_on():
 
 
 def test_ranks_without_leaves_and_ranks_with_all():
-    for rank in range(3):
+    for rank in (0, 2):
         training = Training(leaves=1)
         check(trained(training, {rank: [Fault("barrier", 3)]}), training, killed=1)
 
@@ -159,6 +168,30 @@ def test_whatever_rank_hears_of_a_death_in_whatever_call(training):
 # --- What a training may have.
 
 
+def early(_, training, *faults):
+    """What a process that is to join says of its rank before it has one."""
+    said = []
+
+    def made(sync):
+        for ask in (lambda: sync.communicator, lambda: sync.local_leaves):
+            with suppress(ConfigurationError):
+                ask()
+                said.append("has a rank")
+
+    return *train(None, training, *faults, made=made)[:2], said
+
+
+def test_a_process_has_a_rank_once_it_has_joined():
+    training = Training(own=True)
+    with Job(3) as job:
+        first = [(training,), (training, Fault("finish", 2)), (training,)]
+        *others, newcomer = job.run(early, first, [(training,)])
+    assert newcomer.error is None
+    assert newcomer.result[2] == []
+    assert {len(each.result[2]) for each in others if each.result} == {2}
+    check([*others, newcomer], training, killed=1)
+
+
 def disturbed(training):
     """A rank dies and another joins, and the others hear of deaths here and there."""
     faults = {0: [Fault("", 150, "hears")], 1: [Fault("finish", 2)], 2: [Fault("", 130, "hears")]}
@@ -172,6 +205,7 @@ KINDS = {
     "workers": Training(workers=2),
     "workers that stay": Training(workers=2, persistent=True, cost=True, until=9),
     "checks": Training(options=(("check_every", 1),)),
+    "a communicator of its own": Training(own=True),
     "many buckets": Training(options=(("bucket_cap_mb", 1e-5),)),
 }
 
@@ -194,7 +228,7 @@ def test_the_ledger_says_that_no_bit_has_changed(tmp_path):
 # --- A rank that gives up, and does not die.
 
 
-def failing(_, training, where, how, folder=None):
+def failing(_, training, where, how, folder=None, *faults):
     """Leaves fail on this rank; what its caller gets, and what it saves then."""
     syncs = []
 
@@ -203,7 +237,7 @@ def failing(_, training, where, how, folder=None):
             how()
 
     try:
-        return train(None, training, in_leaf=in_leaf, made=syncs.append)
+        return train(None, training, *faults, in_leaf=in_leaf, made=syncs.append)
     except (ValueError, KeyboardInterrupt, pc.CollectiveError) as error:
         if folder is not None:
             syncs[0].save(folder / f"{type(error).__name__}.pt")
@@ -398,6 +432,19 @@ class Refuses(Losses):
         raise KeyError("of another version")
 
 
+class NotSent:
+    def __reduce__(self):
+        raise TypeError("cannot be pickled")
+
+    def __repr__(self):
+        return "NotSent()"
+
+
+class Keeps(Losses):
+    def state_dict(self):
+        return {**super().state_dict(), "kept": NotSent()}
+
+
 UNLIKE = {
     "other parameters": (Training(width=9), CollectiveMismatch, "other parameters than rank 0"),
     "other leaves": (Training(leaves=5), CollectiveMismatch, "other leaves than rank 0: 5, not 4"),
@@ -419,8 +466,17 @@ UNLIKE = {
 
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_a_newcomer_that_is_unlike_is_refused_and_the_others_go_on(kind):
-    other, error, said = UNLIKE[kind]
-    training = Training(awaits=1)
+    is_refused(Training(awaits=1), *UNLIKE[kind])
+
+
+def test_a_state_that_cannot_be_sent_lets_nobody_in_and_the_others_go_on():
+    training = Training(awaits=1, losses=Keeps)
+    said = "refused on rank(s) 0: TypeError: cannot be pickled"
+    is_refused(training, training, ConfigurationError, said)
+
+
+def is_refused(training, other, error, said):
+    """The newcomer of another training is told why."""
     with Job(3) as job:
         first = [(training,), (training, Fault("finish", 2)), (training,)]
         *outcomes, refused = job.run(train, first, [(other,)])
@@ -482,7 +538,7 @@ def talking(_, training, *faults):
 
 def test_what_a_call_between_steps_raises_the_next_step_makes_good():
     training = Training(ranks=0)
-    for number in range(1, 5):
+    for number in (1, 2):
         faults = {1: [Fault("all_reduce", number)], 2: [Fault("all_reduce", number, "hears")]}
         with Job(3, replace=0) as job:
             outcomes = job.run(talking, [(training, *faults.get(rank, ())) for rank in range(3)])
@@ -550,6 +606,25 @@ def test_ranks_hear_and_die_anywhere(seed):
     }
     faults[chosen.randrange(3)].append(Fault("", chosen.randint(1, 50)))
     check(trained(Training(), faults), Training(), killed=1)
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("seed", range(100))
+def test_a_rank_raises_and_another_dies_anywhere(seed):
+    chosen = random.Random(seed)
+    training, where = Training(ranks=0), (chosen.randrange(6), chosen.randrange(4))
+    after = chosen.choice(["", "shrink"])
+    fault = Fault("", chosen.randint(1, 20 if after else 50), after=after)
+    raises, dies = chosen.sample(range(3), 2)
+    first = [
+        (training, {where} if rank == raises else {}, value_error, None, *[fault] * (rank == dies))
+        for rank in range(3)
+    ]
+    with Job(3, replace=0) as job:
+        outcomes = job.run(failing, first)
+    if outcomes[raises].result is None or outcomes[raises].result[1] == "ValueError":
+        del outcomes[raises]
+    check(outcomes, training, killed=sum(each.exit_code is not None for each in outcomes))
 
 
 # --- What is refused.

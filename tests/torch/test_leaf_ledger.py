@@ -13,8 +13,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-import xxhash
 
+import xxhash
 from pycollective import CollectiveAborted, CollectiveMismatch, ConfigurationError
 from pycollective.config import ENV_LEDGER
 from pycollective.ledger.compare import compare

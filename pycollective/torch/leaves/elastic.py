@@ -51,7 +51,7 @@ from pycollective.torch.leaves.over_communicator import OverCommunicator
 from pycollective.torch.leaves.place import OnCpu, Place
 from pycollective.torch.leaves.ranks import Ranks
 from pycollective.torch.leaves.shards import shards_of
-from pycollective.torch.leaves.state import State, digest, receive, send
+from pycollective.torch.leaves.state import Packed, State, digest, pack, receive, send
 from pycollective.torch.leaves.steps import AHEAD, Steps
 from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import StepWords
@@ -233,6 +233,7 @@ class Elastic(Ranks):
             fewer = self.comm.shrink()
             assert fewer is not None
             self._become(fewer)
+            self._refuse_again()
             _log.info(
                 "rank %d of %d: %d of %d ranks go on with step %d",
                 *(fewer.rank, fewer.size, fewer.size, before, self._training.step),
@@ -293,7 +294,6 @@ class Elastic(Ranks):
         self.loss, self.awaits = None, False
         self.transport = OverCommunicator(comm)
         self._training._begin_anew()
-        self._refuse_again()
 
     def _refuse_again(self) -> None:
         """Refuse a leaf that has failed on two ranks: it will on all."""
@@ -351,7 +351,8 @@ class Elastic(Ranks):
         assert loop is not None
         assert loop.step is not None
         if comm.rank == source:
-            send(comm, ([each.averages for each in training._buckets], loop.step.logged), rank)
+            averages = [each.averages for each in training._buckets]
+            send(comm, pack((averages, loop.step.logged)), rank)
         elif comm.rank == rank:
             averages, logged = receive(comm, source)
             for bucket, its in zip(training._buckets, averages, strict=True):
@@ -363,13 +364,21 @@ class Elastic(Ranks):
         """Compare what the ranks were told, and give the newcomers the state. Collective."""
         comm, training, loop = self.comm, self._training, self._training._loop
         assert loop is not None
+        packed: Packed = b"", []
+
+        def described() -> dict[str, Any]:
+            nonlocal packed
+            if comm.rank == source:
+                packed = pack((training._state.gather(), self._raised, loop.ahead))
+            return self._described()
+
         try:
-            agree(comm._all_gather_bytes, "LeafSync", self._described, _refuse_unlike)
+            agree(comm._all_gather_bytes, "LeafSync", described, _refuse_unlike)
             model = training._model
             for rank in joining:
                 if comm.rank == source:
                     model.broadcast(partial(comm.send, dst=rank))
-                    send(comm, (training._state.gather(), self._raised, loop.ahead), rank)
+                    send(comm, packed, rank)
                 elif comm.rank == rank:
                     model.broadcast(partial(_receive_into, comm, source))
                     states, self._raised, loop.ahead = receive(comm, source)
@@ -384,8 +393,9 @@ class Elastic(Ranks):
                 return digest(model.tensors(), training._state.gather())
 
             agree(comm._all_gather_bytes, "LeafSync", proof, _refuse_other_state)
-        except (CollectiveMismatch, ConfigurationError) as error:
-            if self.join:
+        except Exception as error:
+            lost = isinstance(error, CollectiveError) and not isinstance(error, CollectiveMismatch)
+            if self.join or lost:
                 raise
             raise _Refused(str(error)) from error
         self.join = False

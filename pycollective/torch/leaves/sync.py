@@ -261,7 +261,8 @@ class LeafSync:
         try:
             return self._deal_of(self.step)
         except BaseException as error:
-            self._break(f"who has which leaves of step {self.step}:", error)
+            if not self._ranks.join:  # who has yet to join may ask
+                self._break(f"who has which leaves of step {self.step}:", error)
             raise
 
     def steps(
@@ -737,8 +738,9 @@ class LeafSync:
         if self._broken:
             return
         self._broken = f"{what} {in_words(error)}"
-        # Such an error the others have, or will; on a device they may not.
-        if not (isinstance(error, CollectiveError) and self._transport.waits):
+        # Such an error the others have, or will; on a device, or as others than before, they may not.
+        alike = isinstance(error, CollectiveError) and self._transport.waits
+        if self._ranks.change or not alike:
             self._ranks.leave(self._broken, leaf)
 
     def _leave(self, leaf: int) -> None:
