@@ -305,14 +305,7 @@ def _start_run(options: InitOptions) -> Communicator:
 
     with open_store() as client:
         if ENV_JOINS in os.environ:
-            entered = f"pycollective/entered/{process_identity()}"
-            if client.check([entered]):
-                raise ConfigurationError(
-                    "this process has taken the place of another, and has joined: it joins once, "
-                    "so call init once in a program that is run with --elastic"
-                )
             made = enter(open_store, options)
-            client.set(entered, b"")
         else:
             prefix = _next_prefix(client, rank)
             made = _connect(client, rank, size, prefix, hosts, options, open_store)

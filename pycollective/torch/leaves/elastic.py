@@ -40,6 +40,7 @@ from pycollective.communicator import Communicator
 from pycollective.config import ENV_ELASTIC, ENV_JOINS, environment_number
 from pycollective.errors import (
     CollectiveAborted,
+    CollectiveError,
     CollectiveMismatch,
     ConfigurationError,
     PeerFailure,
@@ -72,7 +73,7 @@ class Training(Protocol):
     """What it needs of a `LeafSync`.
 
     Attributes:
-        _is_there: the step that is under way, on this rank.
+        _prepared: the step that is under way, on this rank.
         _said: what all ranks must have been told alike.
         _state: what a step depends on besides the model.
     """
@@ -80,7 +81,7 @@ class Training(Protocol):
     step: int
     _model: Model
     _buckets: list[Bucket]
-    _is_there: bool
+    _prepared: bool
     _said: dict[str, Any]
     _state: State
 
@@ -89,7 +90,7 @@ class Training(Protocol):
     def _begin_anew(self) -> None: ...
 
 
-class _Nobody:
+class _NotJoined:
     """In place of a transport, for a process that has yet to join."""
 
     bucket_cap_mb = OverCommunicator.bucket_cap_mb
@@ -121,13 +122,13 @@ class Elastic(Ranks):
         awaits: whether a process waits to join, as all ranks know.
     """
 
-    change = True
+    is_elastic = True
 
     def __init__(self, training: Training, group: Communicator | None) -> None:
         self._training = training
-        self.join = ENV_JOINS in os.environ if group is None else group._joined_late
-        self._comm = group if group is not None or self.join else init()
-        self.transport = cast(Transport, _Nobody())
+        self.joins = ENV_JOINS in os.environ if group is None else group._joined_late
+        self._comm = group if group is not None or self.joins else init()
+        self.transport = cast(Transport, _NotJoined())
         if self._comm is not None:
             self.transport = OverCommunicator(self._comm)
         self._fewest = environment_number(ENV_ELASTIC) if ENV_ELASTIC in os.environ else 1
@@ -171,7 +172,7 @@ class Elastic(Ranks):
             return False
         self._next_look = now + _LOOK_EVERY
         membership = self.comm._membership
-        return membership is not None and self._finds(membership.next_newcomer)
+        return membership is not None and self._store_has(membership.next_newcomer)
 
     def begin_step(self) -> None:
         """Let newcomers in, if all know of one or there are too few ranks. Collective."""
@@ -183,12 +184,12 @@ class Elastic(Ranks):
             try:
                 grown = self.comm.grow()
                 if grown is not self._comm:
-                    self._become(grown)
-                    self._settle()
+                    self._switch_to(grown)
+                    self._agree_on_step()
                 elif self.comm.size < self._fewest:
                     ends = self._ends(time.monotonic() > deadline)
             except (*_LOST, _Refused) as error:
-                self._note(error)
+                self._log_refusal(error)
                 self.recover()
             if ends:
                 raise PeerFailure(
@@ -203,14 +204,14 @@ class Elastic(Ranks):
         time.sleep(_WAIT)
         ends = np.zeros(1, np.uint8)
         if self.comm.rank == 0:
-            ends[0] = late or self._finds(TOO_FEW_KEY)
+            ends[0] = late or self._store_has(TOO_FEW_KEY)
         self.comm.broadcast(ends)
         return bool(ends[0])
 
-    def _finds(self, key: str) -> bool:
+    def _store_has(self, key: str) -> bool:
         """Whether the store has a key; no if it has gone, which is told of when it is needed."""
         membership = self.comm._membership
-        if membership is None or not membership.prefix:  # over MPI there is none
+        if membership is None or membership.open_store is None:
             return False
         try:
             if self._store is None:
@@ -230,32 +231,28 @@ class Elastic(Ranks):
         """
         while True:
             before = self.comm.size
-            fewer = self.comm.shrink()
-            assert fewer is not None
-            self._become(fewer)
+            self._switch_to(fewer := self.comm.shrink())
             self._refuse_again()
             _log.info(
                 "rank %d of %d: %d of %d ranks go on with step %d",
                 *(fewer.rank, fewer.size, fewer.size, before, self._training.step),
             )
             try:
-                return self._settle()
+                return self._agree_on_step()
             except (*_LOST, _Refused) as error:
-                self._note(error)
+                self._log_refusal(error)
 
     def enter(self) -> None:
         if self._comm is None:
             self._comm = init()
-        self._become(self._comm)
-        while self.join:
+        self._switch_to(self._comm)
+        while self.joins:
             try:
-                self._settle()
+                self._agree_on_step()
             except _StateLost:
                 raise
             except _LOST:
-                fewer = self.comm.shrink()
-                assert fewer is not None
-                self._become(fewer)
+                self._switch_to(self.comm.shrink())
             except BaseException as error:
                 self.leave(str(error))
                 raise
@@ -277,7 +274,7 @@ class Elastic(Ranks):
             return
         self._comm.abort(why)
         with suppress(RuntimeError, OSError, ConfigurationError):  # they see its end
-            self._comm.shrink(stay=False, why=json.dumps([leaf, self._training.step, why]))
+            self._comm.leave(json.dumps([leaf, self._training.step, why]))
 
     def close(self) -> None:
         """Let go of the communicator, and of the store."""
@@ -285,11 +282,11 @@ class Elastic(Ranks):
         if self._comm is not None:
             self._comm.close()
 
-    def _note(self, error: Exception) -> None:
+    def _log_refusal(self, error: Exception) -> None:
         if isinstance(error, _Refused) and self.comm.rank == 0:
             _log.warning("a process could not join: %s", error)
 
-    def _become(self, comm: Communicator) -> None:
+    def _switch_to(self, comm: Communicator) -> None:
         self._comm = comm
         self.loss, self.awaits = None, False
         self.transport = OverCommunicator(comm)
@@ -314,10 +311,10 @@ class Elastic(Ranks):
                 )
             self._raised[leaf, step] = why
 
-    def _settle(self) -> bool:
+    def _agree_on_step(self) -> bool:
         """Agree with the ranks of a new communicator on the step; see `recover`. Collective."""
         training, comm = self._training, self.comm
-        mine = json.dumps([self.join, training.step, training._is_there])
+        mine = json.dumps([self.joins, training.step, training._prepared])
         said = [json.loads(each) for each in all_gather_texts(comm._all_gather_bytes, mine)]
         members = [rank for rank, (joins, *_) in enumerate(said) if not joins]
         if not members:
@@ -333,18 +330,18 @@ class Elastic(Ranks):
             )
         joining = [rank for rank in range(comm.size) if rank not in members]
         if joining:
-            self._let_in(members[0], joining, last)
+            self._admit(members[0], joining, last)
         if behind and comm.rank in behind:
             return True
         if not there:
             return False
         for rank in members:
             if rank not in there:
-                self._pass_on(there[0], rank)
+                self._send_step(there[0], rank)
         comm.barrier()
         return True
 
-    def _pass_on(self, source: int, rank: int) -> None:
+    def _send_step(self, source: int, rank: int) -> None:
         """Give a rank the step that is there on another."""
         training, comm = self._training, self.comm
         loop = training._loop
@@ -358,9 +355,9 @@ class Elastic(Ranks):
             for bucket, its in zip(training._buckets, averages, strict=True):
                 bucket.averages.copy_(its)
             loop.step.take(logged)
-            training._is_there = True
+            training._prepared = True
 
-    def _let_in(self, source: int, joining: list[int], step: int) -> None:
+    def _admit(self, source: int, joining: list[int], step: int) -> None:
         """Compare what the ranks were told, and give the newcomers the state. Collective."""
         comm, training, loop = self.comm, self._training, self._training._loop
         assert loop is not None
@@ -395,10 +392,10 @@ class Elastic(Ranks):
             agree(comm._all_gather_bytes, "LeafSync", proof, _refuse_other_state)
         except Exception as error:
             lost = isinstance(error, CollectiveError) and not isinstance(error, CollectiveMismatch)
-            if self.join or lost:
+            if self.joins or lost:
                 raise
             raise _Refused(str(error)) from error
-        self.join = False
+        self.joins = False
 
     def _described(self) -> dict[str, Any]:
         loop = self._training._loop

@@ -18,13 +18,13 @@ class Ranks:
 
     Attributes:
         transport: as given.
-        change: whether they may become fewer or more.
-        join: whether this process has yet to get the state from ranks that are under way.
+        is_elastic: whether they may become fewer or more.
+        joins: whether this process has yet to get the state from ranks that are under way.
         loss: what has told that a rank is gone, until the others have made it good.
     """
 
-    change = False
-    join = False
+    is_elastic = False
+    joins = False
     loss: CollectiveError | None = None
 
     def __init__(self, transport: Transport) -> None:
@@ -48,10 +48,10 @@ class Ranks:
         """Begin a step on all ranks, with newcomers if there are any. Collective."""
 
     def commit(self, words: StepWords) -> None:
-        """Wait until this step is there on all ranks. Collective where they may change."""
+        """Wait until this step is prepared on all ranks. Collective where they may change."""
 
     def recover(self) -> bool:
-        """Make the loss good; return whether the step that is under way is there, on all ranks."""
+        """Make the loss good; return whether all ranks now have the step prepared."""
         raise NotImplementedError
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.ledger.digests import digester
-from pycollective.torch.ledger import bytes_of
+from pycollective.torch.tensor_ledger import bytes_of
 
 
 class State:

@@ -43,8 +43,8 @@ from pycollective.torch.leaves.state import State
 from pycollective.torch.leaves.steps import AHEAD, Steps
 from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import MOST_COUNT, StepWords
-from pycollective.torch.ledger import folder_of
 from pycollective.torch.norm import clip_gradients
+from pycollective.torch.tensor_ledger import folder_of
 
 _MIB = 1 << 20
 
@@ -162,7 +162,7 @@ class LeafSync:
             if bucket_cap_mb is None:
                 bucket_cap_mb = self._transport.bucket_cap_mb
             look = partial(self._look_at, model, grad_dtype, bucket_cap_mb, folder is not None)
-            joins = self._ranks.join  # and looks at the others later
+            joins = self._ranks.joins  # and looks at the others later
             if joins:
                 look()
             else:
@@ -207,7 +207,7 @@ class LeafSync:
                 self._check_every, self._transport, weights, self._buckets, self._names
             )
         self._is_open = False  # a leaf
-        self._is_there = False  # the step that is under way, as elastic.py has it
+        self._prepared = False  # the step that is under way, as elastic.py has it
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
         self._given: dict[int, int | None] = {}  # leaves of this step, each with its count
         self._settled = True  # the open leaf's count is known
@@ -261,7 +261,7 @@ class LeafSync:
         try:
             return self._deal_of(self.step)
         except BaseException as error:
-            if not self._ranks.join:  # who has yet to join may ask
+            if not self._ranks.joins:  # who has yet to join may ask
                 self._break(f"who has which leaves of step {self.step}:", error)
             raise
 
@@ -305,7 +305,7 @@ class LeafSync:
         loops: list[Steps] = []
 
         def mine() -> dict[str, Any]:
-            if self._ranks.change and self._loop_ref is not None:
+            if self._ranks.is_elastic and self._loop_ref is not None:
                 raise ConfigurationError(
                     "steps: with elastic=True there is one loop, which a process that joins later "
                     "can find: go through all steps in it"
@@ -324,14 +324,14 @@ class LeafSync:
                 )
             end = None if until is None else integer(until, "until")
             loops.append(Steps(self, loader, end, cost, measure_ranks))
-            if not self._ranks.join:
+            if not self._ranks.joins:
                 loops[0].deal(self._transport.size)
             return loops[0].described()
 
         def check(said: list[dict[str, Any]]) -> None:
             refuse_unlike("steps", said, but=AHEAD)
 
-        if self._ranks.join:
+        if self._ranks.joins:
             mine()
             self._loop_ref = ref(loops[0])
             self._ranks.enter()
@@ -722,7 +722,7 @@ class LeafSync:
                 f"step {self.step} is that of sync.steps, which begins and ends its leaves: "
                 "compute them in `for batch in step`, without leaf() and finish()"
             )
-        if self._ranks.change:
+        if self._ranks.is_elastic:
             raise ConfigurationError(
                 "with elastic=True a step may have to be computed again, which sync.steps does: "
                 "give it a loader, in place of leaf() and finish()"
@@ -738,9 +738,9 @@ class LeafSync:
         if self._broken:
             return
         self._broken = f"{what} {in_words(error)}"
-        # Such an error the others have, or will; on a device, or as others than before, they may not.
+        # Such an error the others have, or will; not always on a device, or after a change.
         alike = isinstance(error, CollectiveError) and self._transport.waits
-        if self._ranks.change or not alike:
+        if self._ranks.is_elastic or not alike:
             self._ranks.leave(self._broken, leaf)
 
     def _leave(self, leaf: int) -> None:
@@ -948,13 +948,13 @@ class LeafSync:
             self._transport.finish()
             if self._loop is not None:
                 self._loop.exchange(self._transport, self._words)
-            self._is_there = True
+            self._prepared = True
             self._ranks.commit(self._words)
             self._hand_out()
 
     def _hand_out(self) -> None:
         """Hand the averages out, which are there on all ranks: the step is complete."""
-        self._is_there = False
+        self._prepared = False
         if self._loop is not None:
             self._loop.complete(self._words)
         self._seconds_before, self._seconds = self._seconds, 0.0
@@ -1000,7 +1000,7 @@ class LeafSync:
             "bucket_cap_mb": bucket_cap_mb,
             "ledger": ledger,
             "check_every": self._check_every,
-            "elastic": self._ranks.change,
+            "elastic": self._ranks.is_elastic,
             **self._conditions,
             _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
         }
