@@ -1,7 +1,7 @@
 # make install   .venv with everything, the package built and installed in place
 # make shims     the torch backend for each torch that the extra allows, for a wheel
-# make demo      train a small network under DDP with Gloo and with pycollective (out/demo): about
-#                two minutes
+# make demo      train a small network under DDP with Gloo and with pycollective, and kill ranks of
+#                one (out/demo): under three minutes
 # make test      every test but the whole table under mpiexec, which is make test-mpi, and what
 #                takes long, as thousands of processes that end do, which is make storm; 1,024
 #                ranks: make scale

@@ -5,13 +5,14 @@ with Gloo and with pycollective, in fp32 and bf16, under several bucket sizes. B
 setting of speed alone; whether it changes what is learned is what the demo shows. Four ranks,
 because the order in which two numbers are added does not matter. Then once more with gradients
 compressed to 8 bits an element, each rank taken for a host. At last on 1, 3 and 4 ranks, which
-share the micro-batches of each step.
+share the micro-batches of each step. Then ranks of a training are killed, one after another.
 
 Usage: python -m benchmarks.demo [--out DIR] [--steps N] [--caps MB,MB,...] [--repeats N]
+                                 [--kills N]
 
 Writes demo.json (every number) and demo.png to DIR. Status 0 if pycollective's weights were the
-same bits every time, and by LeafSync on any number of ranks; 1 if they were not or the runs could
-not show it; 2 if a rank failed or time ran out.
+same bits every time, by LeafSync on any number of ranks, and whoever was killed; 1 if they were not
+or the runs could not show it; 2 if a rank failed or time ran out.
 """
 
 from __future__ import annotations
@@ -31,8 +32,26 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from benchmarks.demo_report import Verdict, compressed, judge, judge_counts, legend, plot, table
+from benchmarks.demo_report import (
+    Verdict,
+    compressed,
+    judge,
+    judge_counts,
+    judge_kills,
+    legend,
+    plot,
+    table,
+)
 from benchmarks.demo_train import DTYPES, Configuration, Result, Settings, run_counts, run_rank
+from benchmarks.elastic_kills import (
+    LAST_STEPS,
+    Event,
+    JobFailure,
+    Training,
+    disturbed,
+    summary,
+    undisturbed,
+)
 from pycollective.bench.machine import describe_machine, describe_versions
 
 BACKENDS = ("gloo", "pycollective")
@@ -41,6 +60,8 @@ CAPS_MB = (0.05, 0.25, 25.0)
 _POLL_SECONDS = 0.1
 # Seconds of one core, on an AMD EPYC: until all ranks have imported torch, and a step of all.
 _START, _STEP = 20.0, 0.12
+_KILLS = 30.0  # seconds of the training whose ranks are killed, most of which it sleeps
+_STEPS_BETWEEN_KILLS = 25
 
 
 class DemoFailure(Exception):
@@ -63,10 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results += train(settings, configurations, deadline, progress.show)
         print("the same on 1, 3 and 4 ranks", file=sys.stderr, flush=True)
         counts = train_on_counts(settings, deadline)
+        killed = train_with_kills(options.kills, deadline)
     except DemoFailure as failure:
         print(f"demo: {failure}\n{failure.__cause__ or ''}".rstrip(), file=sys.stderr)
         return 2
-    verdicts = [judge(results), judge_counts(counts)]
+    verdicts = [judge(results), judge_counts(counts), judge_kills(killed)]
     options.out.mkdir(parents=True, exist_ok=True)
     write_json(options.out / "demo.json", settings, results, verdicts)
     plot(results, options.out / "demo.png")
@@ -84,7 +106,8 @@ def duration(settings: Settings, runs: int, repeats: int) -> str:
     """What is about to run, and about how long that takes where nothing else does."""
     cores = min(len(os.sched_getaffinity(0)), settings.ranks)
     steps = settings.steps + 2 * settings.pairs
-    minutes = math.ceil((_START * (repeats + 1) + _STEP * steps * runs) / cores / 60)
+    seconds = (_START * (repeats + 1) + _STEP * steps * runs) / cores + _KILLS
+    minutes = math.ceil(seconds / 60)
     return (
         f"{runs} runs of {settings.steps} steps on {settings.ranks} ranks: about {minutes} "
         f"minute{'s' * (minutes > 1)} on {cores} idle cores"
@@ -130,6 +153,43 @@ def train_on_counts(settings: Settings, deadline: float) -> dict[str, dict[int, 
         backend: {int(count): digests for count, digests in of_counts.items()}
         for backend, of_counts in found.items()
     }
+
+
+def train_with_kills(kills: int, deadline: float) -> dict[str, Any]:
+    """What came of a training whose ranks are killed, beside the same in peace; raises as `train`.
+
+    What happens is said on standard error, there by `pycollective run` too.
+    """
+    started = time.monotonic()
+    training = Training(
+        LAST_STEPS + kills * _STEPS_BETWEEN_KILLS, ranks=3, seconds=deadline - started
+    )
+    joining: set[int] = set()
+    step = 0
+
+    def show(event: Event) -> None:
+        nonlocal step
+        said = ""
+        if event.moment == "between":
+            step = int(event.more[0])
+            if event.process in joining:
+                said = f"pid {event.process} has joined the others, with their state"
+                joining.remove(event.process)
+        elif event.moment == "waiting":
+            joining.add(event.process)
+        elif event.moment == "shrinking":
+            said = f"pid {event.process} sees that a rank has died, and goes on without it"
+        if said:
+            seconds = event.when - started
+            print(f"{seconds:4.0f} s  step {step}: {said}", file=sys.stderr, flush=True)
+
+    print(f"the same with {kills} kills: 3 ranks, {training.steps} steps", file=sys.stderr)
+    try:
+        found = disturbed(training, kills, show=show)
+        print("and with none", file=sys.stderr, flush=True)
+        return summary([found], undisturbed(dataclasses.replace(training, leaf_seconds=0.0)))
+    except JobFailure as failure:
+        raise DemoFailure(f"a training whose ranks are killed: {failure}") from failure
 
 
 def _run(
@@ -217,6 +277,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=Settings.steps, help="a run")
     parser.add_argument("--pairs", type=int, default=Settings.pairs, help="timed for exposed ms")
     parser.add_argument("--repeats", type=int, default=2, help="each in new processes")
+    parser.add_argument("--kills", type=int, default=3, help="of ranks of the last training")
     parser.add_argument(
         "--caps",
         type=lambda text: [float(cap) for cap in text.split(",")],

@@ -125,6 +125,30 @@ def judge_counts(counts: Mapping[str, Mapping[int, Sequence[str]]]) -> Verdict:
     )
 
 
+def judge_kills(found: Mapping[str, Any]) -> Verdict:
+    """Compare the weights and losses of a training whose ranks were killed with one in peace.
+
+    Args:
+        found: as `elastic_kills.summary` has it.
+    """
+    kills = found["kills"]
+    if not kills:
+        return Verdict("NOTHING SHOWN: no rank was killed.", shown=False)
+    if found["wrong"] or found["left"]:
+        return Verdict(
+            f"PROMISE BROKEN: a training with {kills} kills ended with other weights or losses, or "
+            f"left something: {found['left']}.",
+            shown=False,
+        )
+    [weights] = found["weights"]
+    return Verdict(
+        f"KILLED: in a training with {kills} kills the other ranks had the next step within "
+        f"{found['pause']['worst']:.1f} s, and all ended with the weights and losses of the same "
+        f"without one, {weights[:_DIGEST_DIGITS]}.",
+        shown=True,
+    )
+
+
 _SAME = "were the same bits for every bucket size and repeat"
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,9 +52,12 @@ class Run:
         self.out = out
         self._module = module
 
-    def ranks_here(self, ranks: int, topology: str = "", **options: str) -> Any:
-        """So many of this host, by `pycollective run`."""
+    def ranks_here(
+        self, ranks: int, topology: str = "", more: Sequence[str] = (), **options: str
+    ) -> Any:
+        """So many of this host, by `pycollective run`; `more` options of it."""
         run = [sys.executable, "-m", "pycollective", "run", "--no-tag-output", "-n", str(ranks)]
+        run += more
         there = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         environment = {**os.environ, **there, "PYCOLLECTIVE_TOPOLOGY": topology}
         return self._answer(lambda program: [_start([*run, *program], environment)], options)

@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import all as questions
@@ -228,7 +229,7 @@ def _over_gloo(row: Mapping[str, float]) -> tuple[str, str]:
 
 
 def _verdict(ratio: float, bound: float) -> str:
-    return f"{ratio:.2f}, {'met' if ratio <= bound else 'missed'}"
+    return f"{ratio:.2f}, {_met(ratio, bound)}"
 
 
 def _leaf_machine(record: Mapping[str, Any]) -> str:
@@ -275,6 +276,82 @@ def ledger() -> str:
     return _table(("", "Without", "With a ledger", "Ratio"), rows)
 
 
+def elastic_kills() -> str:
+    """What kills cost a training, and that they change no bit of it."""
+    record = json.loads((RESULTS / "zen5" / "elastic_kills.json").read_text())
+    rows = []
+    for name in _KILLED:
+        found = record[name]
+        kills = f"{found['kills']} in {found['runs'] * found['steps']:,} steps"
+        ends = "the same bits" if not found["wrong"] else f"{found['wrong']} other ends"
+        parts = ("pause", "noticed", "change", "leaves", "lost_leaves")
+        times = [f"{_time(found[each]['median'])}, {_time(found[each]['worst'])}" for each in parts]
+        rows.append((name, kills, ends, *times))
+    head = ("", "Kills", "Weights and losses", "Pause: median, worst", "Noticed", "Change")
+    return _table((*head, "Leaves again", "The lost ones alone"), rows)
+
+
+_KILLED = ("one host", "8-bit gradients", "two hosts", "two hosts packed")
+
+
+def elastic_moments() -> str:
+    """The moments of the kills, and the pauses after them."""
+    record = json.loads((RESULTS / "zen5" / "elastic_kills.json").read_text())
+    moments = [
+        each for each in _MOMENTS if any(each in record[name]["moments"] for name in _KILLED)
+    ]
+    rows = []
+    for each in moments:
+        cells = []
+        for name in _KILLED:
+            of = record[name]["moments"].get(each)
+            spread = f"{of['kills']}: {_time(of['median'])}, {_time(of['worst'])}" if of else "0"
+            cells.append(spread)
+        rows.append((_MOMENTS[each], *cells))
+    return _table(("Kills: median and worst pause", *_KILLED), rows)
+
+
+_MOMENTS = {
+    "forward": "in a forward",
+    "backward": "in a backward",
+    "exchange": "in the exchange",
+    "between": "between steps",
+    "joining": "while another joins",
+    "shrinking": "while ranks become fewer",
+    "state": "while the state is sent",
+}
+
+
+def elastic_cost() -> str:
+    """Steps with elastic=True and without, and a newcomer's state beside a broadcast."""
+    record = json.loads((RESULTS / "zen5" / "elastic_cost.json").read_text())
+    rows = []
+    for size in ("8", "1.3 M", "9 M"):
+        for row in record[size]["rows"]:
+            ratio = row["elastic"] / row["without"]
+            rows.append(
+                (
+                    f"A step, {record[size]['parameters']:,} parameters, {row['ns']:.0f} ns",
+                    _time(row["without"]),
+                    _time(row["elastic"]),
+                    f"{ratio:.3f}" if size == "8" else f"{ratio:.3f}, {_met(ratio, 1.01)}",
+                )
+            )
+    found = record["state"]
+    state, new, old = (
+        median(row[which] for row in found["rows"])
+        for which in ("state", "new memory", "old memory")
+    )
+    what = f"A newcomer's state, {found['bytes'] / 1e9:.1f} GB, beside a broadcast"
+    rows.append((f"{what} into new memory", _time(new), _time(state), _verdict(state / new, 1.5)))
+    rows.append((f"{what} into old memory", _time(old), _time(state), _verdict(state / old, 1.5)))
+    return _table(("", "Without", "`elastic=True`", "Ratio"), rows)
+
+
+def _met(ratio: float, bound: float) -> str:
+    return "met" if ratio <= bound else "missed"
+
+
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"measured": readme},
     "docs/measured.md": {
@@ -291,6 +368,11 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "leaf balance": leaf_balance,
     },
     "docs/ledger.md": {"ledger": ledger},
+    "docs/elastic.md": {
+        "elastic kills": elastic_kills,
+        "elastic moments": elastic_moments,
+        "elastic cost": elastic_cost,
+    },
 }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 LIMIT = 180  # seconds for a command
+_LAUNCHERS = {"torchrun": "torch.distributed.run", "pycollective": "pycollective"}
 
 
 def programs() -> list[Path]:
@@ -26,7 +27,7 @@ def programs() -> list[Path]:
 def commands(program: Path) -> list[str]:
     """Return the commands of a program's docstring, in order."""
     text = ast.get_docstring(ast.parse(program.read_text())) or ""
-    return [line for line in text.splitlines() if line.startswith("torchrun ")]
+    return [line for line in text.splitlines() if line.startswith((*_LAUNCHERS,))]
 
 
 def environment() -> Path:
@@ -47,7 +48,8 @@ def environment() -> Path:
 
 def run(python: Path, command: str) -> tuple[bool, str]:
     """Run a command; return whether it succeeded, and its result line or why not."""
-    words = [str(python), "-m", "torch.distributed.run", *shlex.split(command)[1:]]
+    launcher, *words = shlex.split(command)
+    words = [str(python), "-m", _LAUNCHERS[launcher], *words]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import demo
 from benchmarks.demo import DemoFailure, train
-from benchmarks.demo_report import _select, compressed, judge, judge_counts
+from benchmarks.demo_report import _select, compressed, judge, judge_counts, judge_kills
 from benchmarks.demo_train import Configuration, Result, Settings
 
 
@@ -117,6 +117,24 @@ def test_the_last_line_says_what_the_number_of_ranks_does(begins: str) -> None:
     assert verdict.shown == begins.startswith("ANY")
 
 
+# How many kills, other ends, and what was left.
+KILLED = {
+    "KILLED: in a training with 3 kills the other ranks had the next step within 0.4 s": (3, 0, []),
+    "PROMISE BROKEN: a training with 3 kills ended with other weights": (3, 1, []),
+    "PROMISE BROKEN: a training with 1 kills ended with other": (1, 0, ["process 1"]),
+    "NOTHING SHOWN": (0, 0, []),
+}
+
+
+@pytest.mark.parametrize("begins", KILLED)
+def test_a_line_says_what_became_of_killed_ranks(begins: str) -> None:
+    kills, wrong, left = KILLED[begins]
+    found = {"kills": kills, "wrong": wrong, "left": left, "weights": ["aaaa"]}
+    verdict = judge_kills({**found, "pause": {"worst": 0.41}})
+    assert verdict.line.startswith(begins)
+    assert verdict.shown == begins.startswith("KILLED")
+
+
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are forks of a process that has imported what they run, which takes each 5 s of CPU."""
@@ -133,7 +151,18 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.storm
 @pytest.mark.usefixtures("forked")
 def test_the_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--steps", "4", "--pairs", "2", "--repeats", "1", "--caps", "0.05,25"]
+    options = [
+        "--steps",
+        "4",
+        "--pairs",
+        "2",
+        "--repeats",
+        "1",
+        "--caps",
+        "0.05,25",
+        "--kills",
+        "1",
+    ]
     status = demo.main(["--out", str(tmp_path), *options])
     done = capsys.readouterr()
     assert status == 0, done.out + done.err
@@ -160,10 +189,12 @@ def test_the_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for result in results:
         assert result.digests[0][:16] in done.out
     assert compressed(results) in done.out
-    assert done.out.splitlines()[-2:] == [each["line"] for each in data["verdicts"]]
+    assert done.out.splitlines()[-3:] == [each["line"] for each in data["verdicts"]]
     assert data["verdicts"][0]["line"] == judge(results).line
     assert data["verdicts"][1]["line"].startswith("ANY NUMBER OF RANKS: 1, 3 and 4 ranks ended ")
     assert "over Gloo with 3 different ones" in data["verdicts"][1]["line"]
+    assert data["verdicts"][2]["line"].startswith("KILLED: in a training with 2 kills ")
+    assert "has joined the others" in done.err or "had not joined" in done.err
 
     from matplotlib.image import imread
 

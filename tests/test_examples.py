@@ -6,6 +6,8 @@ import itertools
 import re
 import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +103,15 @@ def test_ranks_that_torchrun_starts_anew_go_on(tmp_path):
 
 
 @pytest.mark.storm
+def test_a_rank_that_is_killed_changes_no_bit():
+    undisturbed, killed = COMMANDS["elastic_leaves"]
+    good, said = run_all.run(Path(sys.executable), undisturbed)
+    assert good, said
+    assert re.fullmatch(r"loss 0\.0\d+; weights \w{16}", said)
+    assert run_all.run(Path(sys.executable), killed) == (True, said)
+
+
+@pytest.mark.storm
 def test_two_ranks_cannot_differ_over_nccl():
     (command,) = COMMANDS["nccl_same_bits"]
     said = forked(command.replace("--nproc-per-node 3", "--nproc-per-node 2"))
@@ -109,7 +120,7 @@ def test_two_ranks_cannot_differ_over_nccl():
 
 def test_the_table_has_each_command():
     text = (ROOT / "examples/README.md").read_text()
-    table = re.findall(r"^\| (.*?) ?\| `(torchrun .*?)` \|", text, re.M)
+    table = re.findall(r"^\| (.*?) ?\| `((?:torchrun|pycollective) .*?)` \|", text, re.M)
     named = [program.strip("`") for program, _ in table if program]
     assert sorted(named) == sorted(f"{name}.py" for name in COMMANDS)
     assert sorted(command for _, command in table) == sorted(itertools.chain(*COMMANDS.values()))
