@@ -4,15 +4,15 @@ Weights change between steps alone, and what a leaf has follows from its number.
 loses a rank leaves no trace: the others become fewer (`Communicator.shrink`), and compute the step
 again.
 
-**Commit.** A rank's step is *there* when it has all averages, and what all leaves have logged. A
-barrier follows, and only then the step is handed out. So if any rank has a step handed out, each
-other rank had it there. After a loss all ranks tell each other which step they are at, and whether
-it is there:
+**Commit.** A step is *prepared* on a rank when the rank has all averages, and what all leaves have
+logged. A barrier follows. Then the rank *commits* it: averages are handed out. So if any rank has
+committed a step, each other rank has prepared it. After a loss all ranks tell each other which step
+they are at, and whether it is prepared:
 
-- A rank that is a step behind the others has that step there: it is handed out.
-- If the last step is there on some ranks, they send it to the others. Another barrier, and it is
-  handed out on all.
-- If it is there on none, all begin it anew.
+- A rank that is a step behind the others has prepared that step: it commits it.
+- If some ranks have prepared the last step, one of them sends it to the others. Another barrier,
+  and all commit it.
+- If none has, all begin it anew.
 
 **Joining.** As a step begins all ranks have the same state. A process that waits is seen by rank 0,
 whose words of a step tell all. As the next one begins they let it in (`Communicator.grow`), compare
@@ -46,6 +46,7 @@ from pycollective.errors import (
     PeerFailure,
     named,
 )
+from pycollective.ledger.digests import digester
 from pycollective.torch.leaves.buckets import Bucket
 from pycollective.torch.leaves.model import Model, ddps_of
 from pycollective.torch.leaves.over_communicator import OverCommunicator
@@ -73,7 +74,7 @@ class Training(Protocol):
     """What it needs of a `LeafSync`.
 
     Attributes:
-        _prepared: the step that is under way, on this rank.
+        _prepared: whether this rank has prepared the step that is under way.
         _said: what all ranks must have been told alike.
         _state: what a step depends on besides the model.
     """
@@ -125,6 +126,7 @@ class Elastic(Ranks):
     is_elastic = True
 
     def __init__(self, training: Training, group: Communicator | None) -> None:
+        digester("elastic=True")  # for its error: it is needed when somebody joins
         self._training = training
         self.joins = ENV_JOINS in os.environ if group is None else group._joined_late
         self._comm = group if group is not None or self.joins else init()
@@ -260,8 +262,8 @@ class Elastic(Ranks):
     def end(self) -> None:
         """End the loop with all ranks. Collective.
 
-        If one still makes good a loss in the last step, it is there on all: nobody waits for this
-        rank, which goes on with other things.
+        If another rank still recovers the last step, that step is prepared on all ranks. So this
+        rank leaves instead of waiting.
         """
         with self.noting_loss():
             self.comm.barrier()

@@ -99,10 +99,11 @@ class LeafSync:
             `pycollective diff` (docs/ledger.md); None for that of PYCOLLECTIVE_LEDGER, or none. On
             CPUs, and without `fully_shard`.
         check_every: so many steps after which all ranks' weights and last averages are compared,
-            as the next step begins; None for never. Likewise.
+            as the next step begins; None for never. On CPUs, and without `fully_shard`.
         elastic: whether the training goes on when ranks die, and lets others join
             (docs/elastic.md). `group` is then a `Communicator` that the LeafSync takes over, or
-            None, and the model is bare, on CPUs.
+            None; the model is bare, on CPUs; and all steps are in one loop of `steps`, without
+            `leaf` and `finish`. It needs xxhash.
 
     Attributes:
         leaves: M.
@@ -207,7 +208,7 @@ class LeafSync:
                 self._check_every, self._transport, weights, self._buckets, self._names
             )
         self._is_open = False  # a leaf
-        self._prepared = False  # the step that is under way, as elastic.py has it
+        self._prepared = False  # the step that is under way: see elastic.py
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
         self._given: dict[int, int | None] = {}  # leaves of this step, each with its count
         self._settled = True  # the open leaf's count is known
@@ -811,11 +812,20 @@ class LeafSync:
         """Write a checkpoint, whole or not at all: the model, what `state` was given, the step.
 
         Between steps, and after an error that ends the training: it is then of the last step that
-        was handed out. Any rank may write it, and the ranks have the same; one is enough.
+        was committed. Any rank may write it, and the ranks have the same; one is enough.
 
         Args:
             path: of the file; one that is there is replaced.
+
+        Raises:
+            ConfigurationError: this process has yet to join, and has no state of the training.
+            OSError: it cannot be written.
         """
+        if self._ranks.joins:
+            raise ConfigurationError(
+                "save: this process has not joined the ranks that are under way, and has no state "
+                "of their training"
+            )
         model = self._model.module.state_dict()
         content = {"sync": self._position, "model": model, "state": self._state.gather()}
         path = Path(path)
@@ -844,8 +854,8 @@ class LeafSync:
     def communicator(self) -> Communicator:
         """With ``elastic=True``, the ranks that are there now; another one after each change.
 
-        For calls between steps. What such a call raises where a rank has died, the next step makes
-        good.
+        For calls between steps. If such a call raises because a rank has died, catch it: the next
+        step recovers.
 
         Raises:
             ConfigurationError: without ``elastic=True``; or this process joins only with `steps`.
