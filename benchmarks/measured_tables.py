@@ -253,6 +253,29 @@ def leaf_balance() -> str:
     return _table(head, rows)
 
 
+def ledger() -> str:
+    """Steps without and with a ledger, and `pycollective diff`."""
+    record = json.loads((RESULTS / "zen5" / "ledger.json").read_text())
+    kinds = {
+        "leaves": "LeafSync, a leaf a rank",
+        "leaves 4": "LeafSync, four leaves a rank",
+        "hook": "DDP with `all_reduce_hook`",
+    }
+    rows = []
+    for row in record["rows"]:
+        for kind, what in kinds.items():
+            pair = row[kind], row[f"{kind} ledger"]
+            verdict = _verdict(pair[1] / pair[0], 1.05)
+            rows.append((f"{what}, {row['ns']:.0f} ns", *map(_time, pair), verdict))
+    diff = record["diff"]
+    million = f"{diff['gradients'] / 1e6:.1f} M gradients"
+    rows += [
+        (f"`pycollective diff` of {million} each", "", _time(diff["same"]), ""),
+        (f"{million} are written", "", _time(diff["write"]), ""),
+    ]
+    return _table(("", "Without", "With a ledger", "Ratio"), rows)
+
+
 def elastic_kills() -> str:
     """What kills cost a training, and that they change no bit of it."""
     record = json.loads((RESULTS / "zen5" / "elastic_kills.json").read_text())
@@ -344,6 +367,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "leaf steps": leaf_step,
         "leaf balance": leaf_balance,
     },
+    "docs/ledger.md": {"ledger": ledger},
     "docs/elastic.md": {
         "elastic kills": elastic_kills,
         "elastic moments": elastic_moments,

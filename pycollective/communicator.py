@@ -10,10 +10,11 @@ import logging
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -31,8 +32,6 @@ from pycollective.typing import Wire
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from pycollective.bootstrap.membership import Membership
-
 _log = logging.getLogger("pycollective")
 
 # In place of a rank, for `recv`: the first message of the tag, from whichever rank.
@@ -47,6 +46,31 @@ def _is_integer(value: object, least: int, end: int) -> bool:
         return least <= operator.index(value) < end  # type: ignore[arg-type]
     except TypeError:
         return False
+
+
+class Membership(Protocol):
+    """How the ranks of a communicator can become others: `pycollective.bootstrap` does it."""
+
+    @property
+    def open_store(self) -> Callable[[], AbstractContextManager[Any]] | None:
+        """Opens the store at which they met; None where there is none."""
+
+    @property
+    def next_newcomer(self) -> str:
+        """The key there that is set once a process waits to join."""
+
+    @property
+    def left(self) -> dict[int, str]:
+        """The ranks, by their numbers before, that left by themselves last, and why."""
+
+    def shrink(self, comm: Communicator) -> Communicator:
+        """`Communicator.shrink`."""
+
+    def leave(self, comm: Communicator, why: str) -> None:
+        """`Communicator.leave`."""
+
+    def grow(self, comm: Communicator) -> Communicator:
+        """`Communicator.grow`."""
 
 
 class Communicator(_core.Communicator):
@@ -326,7 +350,7 @@ class Communicator(_core.Communicator):
             made._begin_with(self._device_path.device)
         return made
 
-    def shrink(self, *, stay: bool = True, why: str = "") -> Communicator | None:
+    def shrink(self) -> Communicator:
         """Go on without the ranks that have died; collective over those that live.
 
             try:
@@ -336,30 +360,40 @@ class Communicator(_core.Communicator):
 
         The ranks that live agree on who they are, and make a communicator of themselves, in the
         order that they have here. This one is closed. A rank whose process has ended is left out,
-        and so is one that has closed this communicator. A rank that is stopped or busy is waited
-        for, at most `timeout` seconds. If another dies meanwhile it is left out as well.
+        and so is one that has closed this communicator, or has called `leave`. A rank that is
+        stopped or busy is waited for, at most `timeout` seconds. If another dies meanwhile it is
+        left out as well.
 
         Without a failure it aborts this communicator, so that ranks which wait in a call come too.
 
         The ranks meet at the store where they joined. So it must still be there: `pycollective
-        run`'s is, and an object that was given to `init` as its store.
-
-        Args:
-            stay: False: leave. The others go on without this rank.
-            why: what the others are told of a rank that leaves.
+        run`'s is, and an object that was given to `init` as its store. Over MPI they meet by its
+        own `Shrink`, where that goes on after a death (ULFM, and mpi4py 4.1).
 
         Returns:
-            The new communicator, with this one's timeout and `init`'s other options; None for a
-            rank that leaves.
+            The new communicator, with this one's timeout and `init`'s other options.
 
         Raises:
             ConfigurationError: this communicator is closed, is for a GPU, or its ranks cannot meet
-                again: it is of `split`, or they met over MPI, at ``tcp://``, by srun, or at a store
-                that has ended.
+                again: it is of `split`, or they met at ``tcp://``, by srun, or at a store that has
+                ended.
             CollectiveTimeout: a rank that lives did not call it.
             PeerFailure: the other ranks have taken this one for dead.
         """
-        return self._members("shrink").shrink(self, bool(stay), why)
+        return self._members("shrink").shrink(self)
+
+    def leave(self, why: str = "") -> None:
+        """Let the other ranks go on without this one: they call `shrink`. Closes this communicator.
+
+        It waits for nobody, but over MPI, where the others must call `shrink`.
+
+        Args:
+            why: what the others are told.
+
+        Raises:
+            ConfigurationError: as `shrink`.
+        """
+        self._members("leave").leave(self, why)
 
     def grow(self) -> Communicator:
         """Take in the processes that wait to join; collective.
@@ -382,9 +416,9 @@ class Communicator(_core.Communicator):
         if self._membership is None:
             raise ConfigurationError(
                 f"{call}: the ranks of this communicator have no store at which they could meet "
-                "again, as it is of split(), or they met over MPI, at tcp://, by srun, or at a "
-                "store that has ended: start them by `pycollective run --elastic`, or give init an "
-                "object as its store"
+                "again, as it is of split(), or they met at tcp://, by srun, at a store that has "
+                "ended, or over MPI with an mpi4py before 4.1: start them by `pycollective run "
+                "--elastic`, or give init an object as its store"
             )
         return self._membership
 

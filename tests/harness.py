@@ -69,18 +69,18 @@ class Ranks:
     variables: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Ranks:
-        name = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
-        self._store = StoreServer(name)
+        self._address = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
+        self._store = StoreServer(self._address, self.variables.get("PYCOLLECTIVE_SECRET", ""))
         self._ranks: list[_Rank] = []
         try:
             for rank in range(self.size):
-                self._ranks.append(self._start(rank, name))
+                self._ranks.append(self._start(rank))
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
 
-    def _start(self, rank: int, store: str) -> _Rank:
+    def _start(self, rank: int) -> _Rank:
         here, there = Pipe()
         env = {
             **os.environ,
@@ -88,7 +88,7 @@ class Ranks:
             "OMP_NUM_THREADS": "1",
             "PYCOLLECTIVE_RANK": str(rank),
             "PYCOLLECTIVE_SIZE": str(self.size),
-            "PYCOLLECTIVE_STORE": store,
+            "PYCOLLECTIVE_STORE": self._address,
             **self.variables,
             **self.env,
         }
@@ -133,33 +133,35 @@ class Ranks:
         deadline = time.monotonic() + self.timeout
         missing = {each.pipe: each for each in self._ranks}
         while missing:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                for each in missing.values():
-                    each.process.send_signal(signal.SIGABRT)  # faulthandler tells where it hangs
-                time.sleep(0.5)
-                stories = "\n".join(
-                    f"rank {r.outcome.rank}:\n{_stderr(r)}" for r in missing.values()
-                )
-                # What another rank raised may be why.
-                raised = (each.outcome.error for each in self._ranks)
-                cause = next((error for error in raised if error), None)
-                raise RankLost(f"no answer within {self.timeout:g} s from\n{stories}") from cause
-            # The end of a process, too: its forked children may hold its pipe open.
-            watched = {each.pidfd: each for each in missing.values()}
-            for ready in wait([*missing, *watched], left):
-                each = missing.get(ready) or watched[ready]
-                if each.pipe not in missing:
-                    continue
+            for each in self._answers([*missing.values()], deadline):
                 del missing[each.pipe]
-                try:
-                    if not each.pipe.poll():
-                        raise EOFError
-                    each.outcome.result, each.outcome.error = pickle.loads(each.pipe.recv_bytes())
-                except (EOFError, ConnectionResetError):
-                    each.outcome.exit_code = each.process.wait(10)
-                each.outcome.ended = time.monotonic()
-                each.outcome.stderr = _stderr(each)
+
+    def _answers(self, missing: list[_Rank], deadline: float) -> list[_Rank]:
+        """Wait for some of these; return those whose outcome is there now."""
+        # The end of a process, too: its forked children may hold its pipe open.
+        pipes: dict[Any, _Rank] = {each.pipe: each for each in missing}
+        watched: dict[Any, _Rank] = {each.pidfd: each for each in missing}
+        ready = wait([*pipes, *watched], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            for each in missing:
+                each.process.send_signal(signal.SIGABRT)  # faulthandler tells where it hangs
+            time.sleep(0.5)
+            stories = "\n".join(f"rank {r.outcome.rank}:\n{_stderr(r)}" for r in missing)
+            # What another rank raised may be why.
+            raised = (each.outcome.error for each in self._ranks)
+            cause = next((error for error in raised if error), None)
+            raise RankLost(f"no answer within {self.timeout:g} s from\n{stories}") from cause
+        answered = {id(each): each for each in ((pipes | watched)[one] for one in ready)}
+        for each in answered.values():
+            try:
+                if not each.pipe.poll():
+                    raise EOFError
+                each.outcome.result, each.outcome.error = pickle.loads(each.pipe.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                each.outcome.exit_code = each.process.wait(10)
+            each.outcome.ended = time.monotonic()
+            each.outcome.stderr = _stderr(each)
+        return [*answered.values()]
 
     def __exit__(self, *exc: object) -> None:
         for each in self._ranks:

@@ -108,6 +108,7 @@ TOP_LEVEL: dict[str, set[str]] = {
 LAZY: dict[str, set[str]] = {
     "bootstrap/init": {"torch"},  # under torchrun
     "bootstrap/mpi": {"mpi4py"},
+    "bootstrap/mpi_membership": {"mpi4py"},
     "ledger/digests": {"xxhash"},
     "shim": {"torch"},
     "transport/gloo": {"torch"},

@@ -305,11 +305,6 @@ def _start_run(options: InitOptions) -> Communicator:
 
     with open_store() as client:
         if ENV_JOINS in os.environ:
-            if client.check([joined_key(os.getpgrp())]):
-                raise ConfigurationError(
-                    "this process has taken the place of another, and has joined: it joins once, "
-                    "so call init once in a program that is run with --elastic"
-                )
             made = enter(open_store, options)
         else:
             prefix = _next_prefix(client, rank)

@@ -18,8 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from pycollective import _core, host_memory, placement
@@ -231,7 +231,7 @@ def _connect_hosts(where: FirstRendezvous) -> Communicator:
 
     rank, size = where.rank, where.size
     everybody = where.of_all()
-    with everybody.sharing_problems():
+    with forgetting_node(), everybody.sharing_problems():
         joined = join_host(where.of_host(), internode=True)
         store = MessageStore(where.store, rank, where.one_machine)
         mine = Record(size=size, data_bytes=joined.data_bytes, address=store.address)
@@ -268,12 +268,20 @@ def join_host(rendezvous: Rendezvous, internode: bool = False) -> Joined:
     """Join the ranks of this host by their rendezvous; `internode`: there are other hosts."""
     if rendezvous.size == 1:
         return join_alone(internode)
+    # The socket closes after the report: who finds it closed looks there for the reason.
+    with forgetting_node(), ExitStack() as after, rendezvous.sharing_problems():
+        return _meet_and_attach(rendezvous, after, internode)
+
+
+@contextmanager
+def forgetting_node() -> Iterator[None]:
+    """Where a group could not be made, begin the next one with a new node.
+
+    Peers may have attached this one or not, and the mailbox goes with it.
+    """
     try:
-        # The socket closes after the report: who finds it closed looks there for the reason.
-        with ExitStack() as after, rendezvous.sharing_problems():
-            return _meet_and_attach(rendezvous, after, internode)
+        yield
     except BaseException:
-        # Peers may have attached it or not: the next group begins with a new one.
         NODE.forget()
         raise
 

@@ -15,7 +15,8 @@ busy is waited for. A rank that others took for dead finds that it is not in the
 
 These are the keys, each after ``pycollective/``:
 
-- ``<prefix>/<epoch>/<attempt>/came/<rank>``: that this rank has come, and why it does not stay.
+- ``<prefix>/<epoch>/<attempt>/came/<rank>``: this rank has come: whether it admits newcomers, or,
+  in words, why it leaves.
 - ``<prefix>/<epoch>/<attempt>/gone/<rank>``: another rank sees that this one is gone.
 - ``<prefix>/<epoch>/<attempt>/decision``: the ranks of the next epoch.
 - ``<prefix>/<epoch>/joined``: whether the ranks of this epoch have joined, or why not.
@@ -31,13 +32,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import count
 from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 
-from pycollective.bootstrap.attach import NODE
 from pycollective.bootstrap.joining import connect
 from pycollective.bootstrap.options import InitOptions
 from pycollective.bootstrap.rendezvous import (
@@ -119,12 +118,22 @@ class Membership:
     seen: int = 0
     left: dict[int, str] = field(default_factory=dict)
 
-    def shrink(self, comm: Communicator, stays: bool, why: str) -> Communicator | None:
-        """`Communicator.shrink`; `why` a rank leaves that does not stay."""
-        _refuse("shrink", comm)
-        if comm.failure is None:
-            comm.abort("its ranks form another one, as shrink() was called")
-        return self._change(comm, stays, why, admits=False)
+    @property
+    def next_newcomer(self) -> str:
+        """The key in the store that is set once a process waits to join these ranks."""
+        return _newcomer(self.seen + 1)
+
+    def shrink(self, comm: Communicator) -> Communicator:
+        """`Communicator.shrink`."""
+        begin_shrink(comm)
+        return self._change(comm, admits=False)
+
+    def leave(self, comm: Communicator, why: str) -> None:
+        """`Communicator.leave`."""
+        begin_shrink(comm)
+        with self.open_store() as store:
+            self._arrive(store, f"{self.epoch}/1", comm.rank, why)
+        close_failed(comm)
 
     def grow(self, comm: Communicator) -> Communicator:
         """`Communicator.grow`."""
@@ -132,32 +141,19 @@ class Membership:
         waiting = np.zeros(1, np.int64)
         if comm.rank == 0:
             with self.open_store() as store:
-                waiting[0] = store.check([next_newcomer(comm)])
+                waiting[0] = store.check([self.next_newcomer])
         comm.broadcast(waiting)
-        if not waiting[0]:
-            return comm
-        return self.admit(comm)
+        return self._change(comm, admits=True) if waiting[0] else comm
 
-    def admit(self, comm: Communicator) -> Communicator:
-        """Let newcomers in that wait; all ranks know that some may."""
-        made = self._change(comm, stays=True, why="", admits=True)
-        assert made is not None
-        return made
-
-    def _change(
-        self, comm: Communicator, stays: bool, why: str, admits: bool
-    ) -> Communicator | None:
+    def _change(self, comm: Communicator, admits: bool) -> Communicator:
         deadline = monotonic() + comm.timeout
-        came = json.dumps([stays, why, admits])
         last = Decision([*range(comm.size)], [], self.seen, {})
+        attempt = 0
         with self.open_store() as store:
-            if not stays:  # nor waits for the others
-                self._come(store, f"{self.epoch}/1", comm.rank, came)
-                close_failed(comm)
-                return None
-            for attempt in count(1):
+            while True:
+                attempt += 1
                 change = f"{self.epoch}/{attempt}"
-                decision = self._decide(store, change, comm, last, came, deadline)
+                decision = self._decide(store, change, comm, last, admits, deadline)
                 made = None
                 if comm.rank in decision.members:
                     try:
@@ -168,18 +164,17 @@ class Membership:
                         again = again or attempt == 1 or decision != last
                         if not again or monotonic() > deadline:
                             raise
-                        last, came = decision, json.dumps([stays, why, False])
+                        last, admits = decision, False
                         continue
                 close_failed(comm)
                 if made is not None:
-                    return _settled(made)
+                    return _settled(made, comm)
                 raise PeerFailure(
                     f"rank {comm.rank} was taken for dead by the other ranks, which go on "
                     "without it",
                     comm.rank,
                     "shrink",
                 )
-        raise AssertionError("unreachable")
 
     def _decide(
         self,
@@ -187,30 +182,31 @@ class Membership:
         change: str,
         comm: Communicator,
         last: Decision,
-        came: str,
+        admits: bool,
         deadline: float,
     ) -> Decision:
         """Say that this rank has come, and return who goes on once that is decided."""
-        place = self._come(store, change, comm.rank, came)
-        said: dict[int, Any] = {comm.rank: json.loads(came)}
+        keys = self._arrive(store, change, comm.rank, admits)
+        said: dict[int, bool | str] = {comm.rank: admits}
         pauses = _pauses()
-        while not store.check([f"{place}/decision"]):
+        while not store.check([f"{keys}/decision"]):
             gone = {*comm._gone()}  # first: who leaves says so before
             for rank in last.members:
                 if rank in said:
                     continue
                 if rank in gone:  # which another host's ranks may see much later
-                    store.set(f"{place}/gone/{rank}", b"")
-                elif store.check([f"{place}/gone/{rank}"]):
+                    store.set(f"{keys}/gone/{rank}", b"")
+                elif store.check([f"{keys}/gone/{rank}"]):
                     gone.add(rank)
-                if store.check([f"{place}/came/{rank}"]):
+                if store.check([f"{keys}/came/{rank}"]):
                     with refusing_unreadable(f"what rank {rank} says of itself"):
-                        stays, why, admits = json.loads(store.get(f"{place}/came/{rank}"))
-                        said[rank] = bool(stays), str(why), bool(admits)
+                        said[rank] = json.loads(store.get(f"{keys}/came/{rank}"))
+                        if not isinstance(said[rank], bool | str):
+                            raise ValueError(f"{said[rank]!r}"[:60])
             absent = [rank for rank in last.members if rank not in said and rank not in gone]
             if not absent:
                 text = _decided(store, last, said, gone).as_text()
-                first = store.compare_set(f"{place}/decision", "", text)
+                first = store.compare_set(f"{keys}/decision", "", text)
                 return Decision.from_text(first, comm.size)
             if monotonic() > deadline:
                 raise CollectiveTimeout(
@@ -220,13 +216,17 @@ class Membership:
                     "shrink",
                 )
             sleep(next(pauses))
-        return Decision.from_text(store.get(f"{place}/decision"), comm.size)
+        return Decision.from_text(store.get(f"{keys}/decision"), comm.size)
 
-    def _come(self, store: Any, change: str, rank: int, came: str) -> str:
-        """Say that this rank has come; return where the keys of this attempt are."""
-        place = f"pycollective/{self.prefix}/{change}"
-        store.set(f"{place}/came/{rank}", came.encode())
-        return place
+    def _arrive(self, store: Any, change: str, rank: int, said: bool | str) -> str:
+        """Say that this rank has come: whether it admits newcomers, or why it leaves.
+
+        Returns:
+            Where the keys of this attempt are.
+        """
+        keys = f"pycollective/{self.prefix}/{change}"
+        store.set(f"{keys}/came/{rank}", json.dumps(said).encode())
+        return keys
 
     def _join(
         self, store: Any, change: str, comm: Communicator, decision: Decision
@@ -235,7 +235,7 @@ class Membership:
         members = decision.members
         epoch = blake2b(change.encode(), digest_size=8).hexdigest()
         hosts = number_hosts([self.hosts[rank] for rank in members]) if self.hosts else ()
-        here = Place(
+        here = Invitation(
             self.prefix, epoch, members.index(comm.rank), len(members) + len(decision.newcomers)
         )
         for place, number in enumerate(decision.newcomers, len(members)):
@@ -255,7 +255,7 @@ class Membership:
     def join(
         self,
         store: Any,
-        place: Place,
+        place: Invitation,
         timeout: float,
         check_alive: Callable[[], None] | None = None,
     ) -> Communicator | None:
@@ -305,7 +305,7 @@ class Membership:
 
 
 @dataclass(frozen=True)
-class Place:
+class Invitation:
     """Where a process joins: which rank of how many, under which keys."""
 
     prefix: str
@@ -319,7 +319,7 @@ class Place:
         return json.dumps([self.prefix, self.epoch, self.rank, self.size, self.seen])
 
     @classmethod
-    def from_text(cls, text: bytes) -> Place:
+    def from_text(cls, text: bytes) -> Invitation:
         """Read what `as_text` gave."""
         with refusing_unreadable("where this process is to join"):
             prefix, epoch, *numbers = json.loads(text)
@@ -345,7 +345,7 @@ def enter(
     deadline = monotonic() + options.timeout
     with open_store() as store:
         while True:
-            number = _come(store)
+            number = _enqueue(store)
             pauses = _pauses()
             while not store.check([f"{_newcomer(number)}/invited"]):
                 if monotonic() > deadline:
@@ -357,7 +357,7 @@ def enter(
                         op="init",
                     )
                 sleep(next(pauses))
-            place = Place.from_text(store.get(f"{_newcomer(number)}/invited"))
+            place = Invitation.from_text(store.get(f"{_newcomer(number)}/invited"))
             ranks = Membership(
                 open_store, place.prefix, options, epoch=place.epoch, seen=place.seen
             )
@@ -372,33 +372,33 @@ def enter(
             return made
 
 
-def _come(store: Any) -> int:
+def _enqueue(store: Any) -> int:
     """Say that this process waits to join; return its number, another one each time."""
     me = f"{process_identity()} {os.urandom(4).hex()}"
-    for number in count(1):
-        if bytes(store.compare_set(_newcomer(number), "", me)).decode(errors="replace") == me:
-            return number
-    raise AssertionError("unreachable")
+    number = 1
+    while bytes(store.compare_set(_newcomer(number), "", me)).decode(errors="replace") != me:
+        number += 1
+    return number
 
 
-def _settled(made: Communicator) -> Communicator:
+def _settled(made: Communicator, before: Communicator | None = None) -> Communicator:
     """Return a communicator whose ranks have all let go of the one before, with its memory."""
     try:
         made.barrier()
     except CollectiveError:  # another rank has died
-        again = made.shrink()
-        assert again is not None
-        return again
-    NODE.get().reclaim()
+        return made.shrink()
+    for each in (before, made):  # whose nodes differ if an attempt has failed
+        if each is not None:
+            each._node.reclaim()
     return made
 
 
-def _decided(store: Any, last: Decision, said: dict[int, Any], gone: set[int]) -> Decision:
+def _decided(store: Any, last: Decision, said: dict[int, bool | str], gone: set[int]) -> Decision:
     """Return who goes on, by what this rank knows once all have come or are gone."""
-    members = [rank for rank in sorted(said) if said[rank][0] and rank not in gone]
-    left = {rank: why for rank, (stays, why, _) in sorted(said.items()) if not stays}
+    left = {rank: why for rank, why in sorted(said.items()) if isinstance(why, str)}
+    members = [rank for rank in sorted(said) if rank not in left and rank not in gone]
     newcomers, seen = [], last.seen
-    if all(said[rank][2] for rank in members):
+    if all(said[rank] for rank in members):
         while store.check([_newcomer(seen + 1)]):
             seen += 1
             if not store.check([f"{_newcomer(seen)}/invited"]) and _waits(store, seen):
@@ -412,12 +412,6 @@ def _waits(store: Any, number: int) -> bool:
     return is_alive(claimant.rpartition(" ")[0])
 
 
-def next_newcomer(comm: Communicator) -> str:
-    """Return the key in the store that is set once a process waits to join these ranks."""
-    seen = 0 if comm._membership is None else comm._membership.seen
-    return _newcomer(seen + 1)
-
-
 def _newcomer(number: int) -> str:
     return f"pycollective/newcomers/{number}"
 
@@ -427,6 +421,13 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def begin_shrink(comm: Communicator) -> None:
+    """Have the ranks come that wait in a call of this communicator, and refuse a wrong one."""
+    _refuse("shrink", comm)
+    if comm.failure is None:
+        comm.abort("its ranks form another one, as shrink() or leave() was called")
 
 
 def _refuse(call: str, comm: Communicator) -> None:

@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycollective import placement
 from pycollective.bootstrap.attach import host_identity
-from pycollective.bootstrap.joining import Joined, join_alone, join_host, shared_memory_alone
+from pycollective.bootstrap.joining import (
+    Joined,
+    forgetting_node,
+    join_alone,
+    join_host,
+    shared_memory_alone,
+)
 from pycollective.bootstrap.options import InitOptions
 from pycollective.bootstrap.rendezvous import Rendezvous, raise_reported, report_of
 from pycollective.bootstrap.shutdown import SHUTDOWN
@@ -129,7 +135,7 @@ class MpiBootstrap:
         self.deadline = time.monotonic() + timeout
         # Of a world of its own there is one `init`.
         self._number = PROCESS.next_number() if world is None else 0
-        self._tag = _tag(self.world)
+        self._tag = _tag()
         self._ended = False  # by a report that has gone out
         self._heard = ""  # the report of another rank
         self._gone: set[int] = set()  # ranks that have reported, and listen no more
@@ -274,10 +280,10 @@ def _await_sent(sends: list[Any], seconds: float) -> None:
     PROCESS.forget_sent()
 
 
-def _tag(world: Any) -> int:
+def _tag() -> int:
     from mpi4py import MPI
 
-    return int(world.Get_attr(MPI.TAG_UB)) - _TAG_BELOW_LAST
+    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)) - _TAG_BELOW_LAST
 
 
 def _world() -> Any:
@@ -425,11 +431,12 @@ def start(bootstrap: MpiBootstrap, options: InitOptions) -> Communicator:
     if several and options.transport == "shm":
         launch.end_server()
         raise shared_memory_alone(launch.host_of)
-    with launch.store() as store:
-        joined = _join_host(launch, store, several)
-        # All have what they need from the stores, and all join or none.
-        data_bytes = bootstrap.exchange(joined.data_bytes, lambda said: lambda rank: min(said))
-    transport = launch.transport() if several else None
+    with forgetting_node():
+        with launch.store() as store:
+            joined = _join_host(launch, store, several)
+            # All have what they need from the stores, and all join or none.
+            data_bytes = bootstrap.exchange(joined.data_bytes, lambda said: lambda rank: min(said))
+        transport = launch.transport() if several else None
     world = World(
         bootstrap.rank, launch.host_of, transport, launch.table, launch.on_machine, launch.id
     )

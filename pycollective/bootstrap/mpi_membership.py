@@ -12,61 +12,80 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from threading import Thread
 from time import monotonic
 from typing import Any, TypeVar
 
 from pycollective.bootstrap import mpi
-from pycollective.bootstrap.membership import Membership, close_failed
+from pycollective.bootstrap.membership import begin_shrink, close_failed
 from pycollective.bootstrap.options import InitOptions
 from pycollective.communicator import Communicator
-from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
 from pycollective.system_limits import start_thread
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class MpiMembership(Membership):
+class MpiMembership:
     """How the ranks of a communicator over MPI become fewer.
 
     Attributes:
         world: MPI's communicator of the ranks, in their order.
+        options: as `init` was given them.
+        left: as `Membership` has it.
     """
 
-    world: Any = None
+    world: Any
+    options: InitOptions
+    left: dict[int, str] = field(default_factory=dict)
+    open_store = None
+    next_newcomer = ""
 
     @classmethod
     def of(cls, world: Any, options: InitOptions) -> MpiMembership | None:
         """Return it for the ranks of `world`; None where mpi4py (before 4.1) knows no `Shrink`."""
         if not hasattr(world, "Shrink"):
             return None
-        return cls(nullcontext, "", options, world=world)
+        return cls(world, options)
+
+    def shrink(self, comm: Communicator) -> Communicator:
+        """`Communicator.shrink`."""
+        made = self._change(comm, stays=True, why="")
+        assert made is not None
+        return made
+
+    def leave(self, comm: Communicator, why: str) -> None:
+        """`Communicator.leave`, with the others."""
+        self._change(comm, stays=False, why=why)
 
     def grow(self, comm: Communicator) -> Communicator:
+        """`Communicator.grow`: refused."""
         raise ConfigurationError(
             "grow: mpiexec starts no rank in place of another: start the ranks by `pycollective "
             "run --elastic`"
         )
 
-    def _change(
-        self, comm: Communicator, stays: bool, why: str, admits: bool
-    ) -> Communicator | None:
+    def _change(self, comm: Communicator, stays: bool, why: str) -> Communicator | None:
         from mpi4py import MPI
 
+        begin_shrink(comm)
         deadline = monotonic() + comm.timeout
         mine = comm.rank, comm.host_of[comm.rank], stays, why
-        world = self.world
+        world, attempt = self.world, 0
         while True:
+            attempt += 1
             world, size = _within(deadline, comm, world.Shrink), world.Get_size()
             made = error = None
             try:
                 made = self._join_over(world, mine, comm, deadline)
-            except Exception as raised:
+            except BaseException as raised:
                 error = raised
                 world.Revoke()
+                if not isinstance(raised, (CollectiveError, ConfigurationError, MPI.Exception)):
+                    raise
             with suppress(MPI.Exception):  # another has died: all are told
                 if _within(deadline, comm, lambda: world.Agree(int(error is None))):  # noqa: B023
                     close_failed(comm)
@@ -74,7 +93,8 @@ class MpiMembership(Membership):
             if made is not None:
                 close_failed(made)
             # If it was not that another has died, it will not be better next time.
-            if size == world.Get_size() != comm.size and isinstance(error, ConfigurationError):
+            wrong = isinstance(error, ConfigurationError) and attempt > 1
+            if error and ((wrong and size == world.Get_size()) or monotonic() > deadline):
                 raise error
 
     def _join_over(

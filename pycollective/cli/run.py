@@ -12,7 +12,7 @@ from pycollective.cli.common import Parsers, add_command, option
 from pycollective.config import ENV_TOPOLOGY
 from pycollective.errors import ConfigurationError
 from pycollective.launch.launcher import launch
-from pycollective.launch.restarts import Restarts
+from pycollective.launch.restart_policy import Restarts
 from pycollective.schedule.topology import Topology
 
 _WITH_A_VALUE = ("-n", "--ranks", "--log-dir", "--min", "--max-restarts")

@@ -53,7 +53,7 @@ from pycollective.launch.output import (
     open_logs,
     sinks_of,
 )
-from pycollective.launch.restarts import Fate, Process, Restarts
+from pycollective.launch.restart_policy import Fate, Process, Restarts
 from pycollective.launch.terminal import Terminal
 from pycollective.system_limits import start_thread
 

@@ -36,7 +36,7 @@ from pycollective.torch.compression.states import (
 )
 from pycollective.torch.leaves import LeafSampler, LeafSync
 from pycollective.torch.ordered.hooks import all_reduce_hook, in_order
-from pycollective.torch.ordered.ledger import LedgerState
+from pycollective.torch.ordered.ledger_state import LedgerState
 
 try:
     loading.load()

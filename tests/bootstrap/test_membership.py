@@ -14,8 +14,9 @@ import pytest
 
 import pycollective as pc
 from pycollective.bootstrap import membership
-from pycollective.bootstrap.membership import Decision, Membership, Place, enter
+from pycollective.bootstrap.membership import Decision, Invitation, Membership, enter
 from pycollective.bootstrap.options import InitOptions
+from pycollective.bootstrap.rendezvous import Rendezvous
 from pycollective.bootstrap.restarts import process_identity
 from tests.joining import CountingStore
 
@@ -37,6 +38,7 @@ class Rank:
     """As much of a communicator as is looked at."""
 
     device, failure, closed = None, "it has failed", False
+    _node = SimpleNamespace(reclaim=lambda: None)
 
     def __init__(self, rank, size, gone=(), timeout=30.0):
         self.rank, self.size, self.timeout, self._gone = rank, size, timeout, lambda: [*gone]
@@ -48,15 +50,14 @@ class Rank:
         pass
 
 
-def said(stays=True, why="", admits=False):
-    return json.dumps([stays, why, admits]).encode()
+def said(value=False):
+    return json.dumps(value).encode()
 
 
-def decide(store, comm, last=None, came=None):
+def decide(store, comm, last=None, admits=False):
     last = last or Decision([*range(comm.size)], [], 0, {})
-    came = came or said().decode()
     deadline = time.monotonic() + comm.timeout
-    return ranks_of(store)._decide(store, "/1", comm, last, came, deadline)
+    return ranks_of(store)._decide(store, "/1", comm, last, admits, deadline)
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def connects(monkeypatch):
 def test_who_has_come_and_lives_goes_on(store):
     store.set(f"{PLACE}/came/1", said())
     store.set(f"{PLACE}/came/2", said())  # and died
-    store.set(f"{PLACE}/came/3", said(False, "tired"))
+    store.set(f"{PLACE}/came/3", said("tired"))
     assert decide(store, Rank(0, 5, gone=[2, 4])) == Decision([0, 1], [], 0, {3: "tired"})
 
 
@@ -126,21 +127,21 @@ def test_newcomers_that_live_are_taken_in_if_all_are_ready(store, all_admit):
     for number, claimant in enumerate(["\xff", DEAD, ALIVE, ALIVE], 1):
         store.set(f"pycollective/newcomers/{number}", claimant)
     store.set("pycollective/newcomers/3/invited", b"")  # it has given up
-    store.set(f"{PLACE}/came/1", said(admits=all_admit))
-    decision = decide(store, Rank(0, 2), came=said(admits=True).decode())
+    store.set(f"{PLACE}/came/1", said(all_admit))
+    decision = decide(store, Rank(0, 2), admits=True)
     assert decision == Decision([0, 1], [4] if all_admit else [], 4 if all_admit else 0, {})
 
 
 def test_a_newcomer_that_nobody_lets_in_says_so_and_is_not_waited_for(store):
     with pytest.raises(pc.CollectiveTimeout, match="did not let it in"):
         enter(lambda: nullcontext(store), OPTIONS)
-    decision = decide(store, Rank(0, 1), came=said(admits=True).decode())
+    decision = decide(store, Rank(0, 1), admits=True)
     assert decision == Decision([0], [], 1, {})
 
 
 def test_a_newcomer_has_another_number_each_time(store):
     store.set("pycollective/newcomers/1", DEAD)
-    assert [membership._come(store), membership._come(store)] == [2, 3]
+    assert [membership._enqueue(store), membership._enqueue(store)] == [2, 3]
 
 
 def test_a_newcomer_may_be_invited_at_once(store, connects):
@@ -149,7 +150,7 @@ def test_a_newcomer_may_be_invited_at_once(store, connects):
 
     def claim_and_invite(key, expected, desired):
         if key.startswith("pycollective/newcomers/"):
-            store.set(f"{key}/invited", Place("init1", "epoch", 0, 2).as_text())
+            store.set(f"{key}/invited", Invitation("init1", "epoch", 0, 2).as_text())
         return claim(key, expected, desired)
 
     store.compare_set = claim_and_invite
@@ -192,7 +193,7 @@ def test_what_no_rank_says_of_itself_is_refused(store, text):
     ],
 )
 def test_an_invitation_that_no_rank_writes_is_refused(store, monkeypatch, text, says):
-    monkeypatch.setattr(membership, "_come", lambda store: 1)
+    monkeypatch.setattr(membership, "_enqueue", lambda store: 1)
     store.set("pycollective/newcomers/1/invited", text)
     with pytest.raises(pc.ConfigurationError, match=says):
         enter(lambda: nullcontext(store), OPTIONS)
@@ -202,7 +203,7 @@ def test_an_invitation_that_no_rank_writes_is_refused(store, monkeypatch, text, 
 
 
 def join(store, rank):
-    return ranks_of(store).join(store, Place("init1", "epoch", rank, 2), 30.0)
+    return ranks_of(store).join(store, Invitation("init1", "epoch", rank, 2), 30.0)
 
 
 def test_a_rank_that_fails_behind_one_that_has_joined_is_left_out(store, connects):
@@ -229,8 +230,19 @@ def test_an_outcome_that_no_rank_writes_is_refused(store, connects):
         join(store, 0)
 
 
+def test_who_has_joined_may_go_before_others_have_looked(store):
+    """It has what the others wait for, and then its communicator of before is closed."""
+
+    def check_alive():
+        store.set("pycollective/p/attached", b"decided ")
+        raise pc.PeerFailure("rank 1 has gone", 0, "shrink")
+
+    meeting = Rendezvous(store, 0, 2, 30.0, "p", check_elsewhere=check_alive)
+    meeting.confirm()
+
+
 def shrink(store, comm):
-    return ranks_of(store).shrink(comm, True, "")
+    return ranks_of(store).shrink(comm)
 
 
 def test_it_tries_again_while_ranks_die_or_are_late(store, connects):

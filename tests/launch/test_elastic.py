@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pycollective import cores
-from pycollective.launch.restarts import Fate, Process, Restarts
+from pycollective.launch.restart_policy import Fate, Process, Restarts
 from tests.launch.test_launcher import (
     COMMAND,
     alive,

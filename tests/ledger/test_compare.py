@@ -98,8 +98,10 @@ def test_a_leaf_that_was_computed_twice(tmp_path):
 
 
 def test_a_leaf_that_one_run_lacks_is_not_compared_and_a_parameter_is(tmp_path):
-    note(tmp_path / "a", steps=[0], bits=changed((0, RESULT, W)), leaves=[0, 1, 2, 3])
     run(tmp_path / "b", 2, steps=[0])
+    note(tmp_path / "killed", steps=[0], leaves=[0, 1, 2, 3])
+    assert compared(tmp_path, "killed").same
+    note(tmp_path / "a", steps=[0], bits=changed((0, RESULT, W)), leaves=[0, 1, 2, 3])
     _, said, _ = str(compared(tmp_path)).splitlines()
     assert said == "4 of 6 leaves are in both, with the same bits"
     writer = Writer(tmp_path / "c", header(), 1, 2)

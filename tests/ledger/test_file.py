@@ -15,8 +15,8 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-
 import xxhash
+
 from pycollective import ConfigurationError
 from pycollective.ledger.layout import CHECK, LINE, MAGIC, PREFIX, RESULT
 from pycollective.ledger.reader import read

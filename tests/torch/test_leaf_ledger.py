@@ -13,15 +13,15 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-
 import xxhash
+
 from pycollective import CollectiveAborted, CollectiveMismatch, ConfigurationError
 from pycollective.config import ENV_LEDGER
 from pycollective.ledger.compare import compare
 from pycollective.ledger.layout import RESULT
 from pycollective.ledger.reader import read
 from pycollective.torch import LeafSync
-from pycollective.torch.ledger import TensorLedger
+from pycollective.torch.tensor_ledger import TensorLedger
 from tests.harness import ROOT, PerRank
 from tests.torch.groups import standing_group, to_torch
 from tests.torch.ordered_groups import standing

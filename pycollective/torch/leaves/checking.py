@@ -14,7 +14,7 @@ from pycollective.ledger.digests import digester
 from pycollective.torch.leaves.buckets import Bucket, Named
 from pycollective.torch.leaves.generators import integer
 from pycollective.torch.leaves.transport import Transport
-from pycollective.torch.ledger import bytes_of
+from pycollective.torch.tensor_ledger import bytes_of
 
 _DIGEST = 16  # bytes
 

@@ -4,15 +4,15 @@ Weights change between steps alone, and what a leaf has follows from its number.
 loses a rank leaves no trace: the others become fewer (`Communicator.shrink`), and compute the step
 again.
 
-**Commit.** A rank's step is *there* when it has all averages, and what all leaves have logged. A
-barrier follows, and only then the step is handed out. So if any rank has a step handed out, each
-other rank had it there. After a loss all ranks tell each other which step they are at, and whether
-it is there:
+**Commit.** A step is *prepared* on a rank when the rank has all averages, and what all leaves have
+logged. A barrier follows. Then the rank *commits* it: averages are handed out. So if any rank has
+committed a step, each other rank has prepared it. After a loss all ranks tell each other which step
+they are at, and whether it is prepared:
 
-- A rank that is a step behind the others has that step there: it is handed out.
-- If the last step is there on some ranks, they send it to the others. Another barrier, and it is
-  handed out on all.
-- If it is there on none, all begin it anew.
+- A rank that is a step behind the others has prepared that step: it commits it.
+- If some ranks have prepared the last step, one of them sends it to the others. Another barrier,
+  and all commit it.
+- If none has, all begin it anew.
 
 **Joining.** As a step begins all ranks have the same state. A process that waits is seen by rank 0,
 whose words of a step tell all. As the next one begins they let it in (`Communicator.grow`), compare
@@ -35,7 +35,6 @@ import torch
 
 from pycollective.agree import agree, all_gather_texts, refuse_unlike
 from pycollective.bootstrap.init import init
-from pycollective.bootstrap.membership import next_newcomer
 from pycollective.bootstrap.store import TOO_FEW_KEY
 from pycollective.communicator import Communicator
 from pycollective.config import ENV_ELASTIC, ENV_JOINS, environment_number
@@ -47,12 +46,14 @@ from pycollective.errors import (
     PeerFailure,
     named,
 )
+from pycollective.ledger.digests import digester
 from pycollective.torch.leaves.buckets import Bucket
 from pycollective.torch.leaves.model import Model, ddps_of
 from pycollective.torch.leaves.over_communicator import OverCommunicator
 from pycollective.torch.leaves.place import OnCpu, Place
+from pycollective.torch.leaves.ranks import Ranks
 from pycollective.torch.leaves.shards import shards_of
-from pycollective.torch.leaves.state import State, digest, receive, send
+from pycollective.torch.leaves.state import Packed, State, digest, pack, receive, send
 from pycollective.torch.leaves.steps import AHEAD, Steps
 from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import StepWords
@@ -73,7 +74,7 @@ class Training(Protocol):
     """What it needs of a `LeafSync`.
 
     Attributes:
-        _is_there: the step that is under way, on this rank.
+        _prepared: whether this rank has prepared the step that is under way.
         _said: what all ranks must have been told alike.
         _state: what a step depends on besides the model.
     """
@@ -81,16 +82,16 @@ class Training(Protocol):
     step: int
     _model: Model
     _buckets: list[Bucket]
-    _is_there: bool
+    _prepared: bool
     _said: dict[str, Any]
     _state: State
 
     @property
     def _loop(self) -> Steps | None: ...
-    def _take_over(self, transport: OverCommunicator) -> None: ...
+    def _begin_anew(self) -> None: ...
 
 
-class _Nobody:
+class _NotJoined:
     """In place of a transport, for a process that has yet to join."""
 
     bucket_cap_mb = OverCommunicator.bucket_cap_mb
@@ -111,7 +112,7 @@ class _Refused(Exception):
     """A process that was let in cannot join, on the ranks that were there before."""
 
 
-class Elastic:
+class Elastic(Ranks):
     """The ranks of a LeafSync, which become fewer or more.
 
     Args:
@@ -119,17 +120,20 @@ class Elastic:
         group: of its ranks, which it takes over; None for those that `init` finds.
 
     Attributes:
-        joins: whether this process has yet to get the state from ranks that are under way.
-        loss: what has told that a rank is gone, until the others have made it good.
         awaits: whether a process waits to join, as all ranks know.
     """
 
+    is_elastic = True
+
     def __init__(self, training: Training, group: Communicator | None) -> None:
+        digester("elastic=True")  # for its error: it is needed when somebody joins
         self._training = training
         self.joins = ENV_JOINS in os.environ if group is None else group._joined_late
         self._comm = group if group is not None or self.joins else init()
+        self.transport = cast(Transport, _NotJoined())
+        if self._comm is not None:
+            self.transport = OverCommunicator(self._comm)
         self._fewest = environment_number(ENV_ELASTIC) if ENV_ELASTIC in os.environ else 1
-        self.loss: CollectiveError | None = None
         self.awaits = False
         self._raised: dict[tuple[int, int], str] = {}  # leaves, with their steps
         self._held = ExitStack()
@@ -149,38 +153,28 @@ class Elastic:
             raise ConfigurationError(_NOT_YET)
         return self._comm
 
-    @property
-    def transport(self) -> Transport:
-        """By the ranks that are there now; by none before this process has joined."""
-        if self._comm is None:
-            return cast(Transport, _Nobody())
-        return OverCommunicator(self._comm)
-
     def commit(self, words: StepWords) -> None:
-        """Wait until the step is there on all ranks. Collective."""
         self.comm.barrier()
         self.awaits = words.newcomers
 
     @contextmanager
     def noting_loss(self) -> Iterator[None]:
-        """Note a failure of the block that says that a rank is gone."""
         try:
             yield
         except _LOST as error:
             self.loss = self.loss or error
 
     def look(self) -> None:
-        """Note whether a rank has died; asks nobody."""
         with self.noting_loss():
             self.comm._check_peers()
 
-    def sees_newcomers(self) -> bool:
-        """Whether rank 0, which this is, sees that a process waits to join."""
+    def see_newcomers(self) -> bool:
         now = time.monotonic()
-        if now < self._next_look:
+        if self.comm.rank != 0 or now < self._next_look:  # rank 0 tells the others
             return False
         self._next_look = now + _LOOK_EVERY
-        return self._finds(next_newcomer(self.comm))
+        membership = self.comm._membership
+        return membership is not None and self._store_has(membership.next_newcomer)
 
     def begin_step(self) -> None:
         """Let newcomers in, if all know of one or there are too few ranks. Collective."""
@@ -192,12 +186,12 @@ class Elastic:
             try:
                 grown = self.comm.grow()
                 if grown is not self._comm:
-                    self._become(grown)
-                    self._settle()
+                    self._switch_to(grown)
+                    self._agree_on_step()
                 elif self.comm.size < self._fewest:
                     ends = self._ends(time.monotonic() > deadline)
             except (*_LOST, _Refused) as error:
-                self._note(error)
+                self._log_refusal(error)
                 self.recover()
             if ends:
                 raise PeerFailure(
@@ -212,14 +206,14 @@ class Elastic:
         time.sleep(_WAIT)
         ends = np.zeros(1, np.uint8)
         if self.comm.rank == 0:
-            ends[0] = late or self._finds(TOO_FEW_KEY)
+            ends[0] = late or self._store_has(TOO_FEW_KEY)
         self.comm.broadcast(ends)
         return bool(ends[0])
 
-    def _finds(self, key: str) -> bool:
+    def _store_has(self, key: str) -> bool:
         """Whether the store has a key; no if it has gone, which is told of when it is needed."""
         membership = self.comm._membership
-        if membership is None or not membership.prefix:  # over MPI there is none
+        if membership is None or membership.open_store is None:
             return False
         try:
             if self._store is None:
@@ -233,50 +227,56 @@ class Elastic:
 
         Raises:
             ConfigurationError: the store has gone at which the ranks meet.
-            CollectiveAborted: a leaf has raised on two ranks.
+            CollectiveAborted: a leaf has failed on two ranks.
             CollectiveTimeout: a rank that lives did not come.
             PeerFailure: all ranks are gone that had the state, or have taken this one for dead.
         """
         while True:
             before = self.comm.size
-            fewer = self.comm.shrink()
-            assert fewer is not None
-            self._become(fewer)
-            self._refuse_again(fewer)
+            self._switch_to(fewer := self.comm.shrink())
+            self._refuse_again()
             _log.info(
                 "rank %d of %d: %d of %d ranks go on with step %d",
                 *(fewer.rank, fewer.size, fewer.size, before, self._training.step),
             )
             try:
-                return self._settle()
+                return self._agree_on_step()
             except (*_LOST, _Refused) as error:
-                self._note(error)
+                self._log_refusal(error)
 
     def enter(self) -> None:
-        """Join ranks that are under way, with their state."""
         if self._comm is None:
             self._comm = init()
-        self._become(self._comm)
+        self._switch_to(self._comm)
         while self.joins:
             try:
-                self._settle()
+                self._agree_on_step()
             except _StateLost:
                 raise
             except _LOST:
-                fewer = self.comm.shrink()
-                assert fewer is not None
-                self._become(fewer)
+                self._switch_to(self.comm.shrink())
             except BaseException as error:
                 self.leave(str(error))
                 raise
 
+    def end(self) -> None:
+        """End the loop with all ranks. Collective.
+
+        If another rank still recovers the last step, that step is prepared on all ranks. So this
+        rank leaves instead of waiting.
+        """
+        with self.noting_loss():
+            self.comm.barrier()
+        if self.loss is not None:
+            self.leave("all steps are done")
+
     def leave(self, why: str, leaf: int | None = None) -> None:
-        """Let the others go on without this rank; `leaf` of the step has raised, if it is given."""
+        """Let the others go on without this rank; `leaf` of the step has failed, if it is given."""
         if self._comm is None or self._comm.closed:
             return
         self._comm.abort(why)
         with suppress(RuntimeError, OSError, ConfigurationError):  # they see its end
-            self._comm.shrink(stay=False, why=json.dumps([leaf, self._training.step, why]))
+            self._comm.leave(json.dumps([leaf, self._training.step, why]))
 
     def close(self) -> None:
         """Let go of the communicator, and of the store."""
@@ -284,18 +284,20 @@ class Elastic:
         if self._comm is not None:
             self._comm.close()
 
-    def _note(self, error: Exception) -> None:
+    def _log_refusal(self, error: Exception) -> None:
         if isinstance(error, _Refused) and self.comm.rank == 0:
             _log.warning("a process could not join: %s", error)
 
-    def _become(self, comm: Communicator) -> None:
+    def _switch_to(self, comm: Communicator) -> None:
         self._comm = comm
         self.loss, self.awaits = None, False
-        self._training._take_over(OverCommunicator(comm))
+        self.transport = OverCommunicator(comm)
+        self._training._begin_anew()
 
-    def _refuse_again(self, fewer: Communicator) -> None:
-        """Refuse a leaf that has raised on two ranks: it will on all."""
-        for rank, text in fewer._members("shrink").left.items():
+    def _refuse_again(self) -> None:
+        """Refuse a leaf that has failed on two ranks: it will on all."""
+        membership = self.comm._membership
+        for rank, text in membership.left.items() if membership is not None else ():
             try:
                 leaf, step, why = json.loads(text)
             except ValueError:  # it has not left by `leave`
@@ -304,17 +306,17 @@ class Elastic:
                 continue
             if (before := self._raised.get((leaf, step))) is not None:
                 raise CollectiveAborted(
-                    f"the training cannot go on, as leaf {leaf} of step {step} has raised on two "
+                    f"the training cannot go on, as leaf {leaf} of step {step} has failed on two "
                     f"ranks: {before}; and on rank {rank}: {why}",
-                    fewer.rank,
+                    self.comm.rank,
                     "steps",
                 )
             self._raised[leaf, step] = why
 
-    def _settle(self) -> bool:
+    def _agree_on_step(self) -> bool:
         """Agree with the ranks of a new communicator on the step; see `recover`. Collective."""
         training, comm = self._training, self.comm
-        mine = json.dumps([self.joins, training.step, training._is_there])
+        mine = json.dumps([self.joins, training.step, training._prepared])
         said = [json.loads(each) for each in all_gather_texts(comm._all_gather_bytes, mine)]
         members = [rank for rank, (joins, *_) in enumerate(said) if not joins]
         if not members:
@@ -330,43 +332,52 @@ class Elastic:
             )
         joining = [rank for rank in range(comm.size) if rank not in members]
         if joining:
-            self._let_in(members[0], joining, last)
+            self._admit(members[0], joining, last)
         if behind and comm.rank in behind:
             return True
         if not there:
             return False
         for rank in members:
             if rank not in there:
-                self._pass_on(there[0], rank)
+                self._send_step(there[0], rank)
         comm.barrier()
         return True
 
-    def _pass_on(self, source: int, rank: int) -> None:
+    def _send_step(self, source: int, rank: int) -> None:
         """Give a rank the step that is there on another."""
         training, comm = self._training, self.comm
         loop = training._loop
         assert loop is not None
         assert loop.step is not None
         if comm.rank == source:
-            send(comm, ([each.averages for each in training._buckets], loop.step.logged), rank)
+            averages = [each.averages for each in training._buckets]
+            send(comm, pack((averages, loop.step.logged)), rank)
         elif comm.rank == rank:
             averages, logged = receive(comm, source)
             for bucket, its in zip(training._buckets, averages, strict=True):
                 bucket.averages.copy_(its)
             loop.step.take(logged)
-            training._is_there = True
+            training._prepared = True
 
-    def _let_in(self, source: int, joining: list[int], step: int) -> None:
+    def _admit(self, source: int, joining: list[int], step: int) -> None:
         """Compare what the ranks were told, and give the newcomers the state. Collective."""
         comm, training, loop = self.comm, self._training, self._training._loop
         assert loop is not None
+        packed: Packed = b"", []
+
+        def described() -> dict[str, Any]:
+            nonlocal packed
+            if comm.rank == source:
+                packed = pack((training._state.gather(), self._raised, loop.ahead))
+            return self._described()
+
         try:
-            agree(comm._all_gather_bytes, "LeafSync", self._described, _refuse_unlike)
+            agree(comm._all_gather_bytes, "LeafSync", described, _refuse_unlike)
             model = training._model
             for rank in joining:
                 if comm.rank == source:
                     model.broadcast(partial(comm.send, dst=rank))
-                    send(comm, (training._state.gather(), self._raised, loop.ahead), rank)
+                    send(comm, packed, rank)
                 elif comm.rank == rank:
                     model.broadcast(partial(_receive_into, comm, source))
                     states, self._raised, loop.ahead = receive(comm, source)
@@ -381,8 +392,9 @@ class Elastic:
                 return digest(model.tensors(), training._state.gather())
 
             agree(comm._all_gather_bytes, "LeafSync", proof, _refuse_other_state)
-        except (CollectiveMismatch, ConfigurationError) as error:
-            if self.joins:
+        except Exception as error:
+            lost = isinstance(error, CollectiveError) and not isinstance(error, CollectiveMismatch)
+            if self.joins or lost:
                 raise
             raise _Refused(str(error)) from error
         self.joins = False
@@ -420,17 +432,17 @@ def elastic_of(training: Training, model: torch.nn.Module, group: object, place:
         ConfigurationError: its group or its model is not one whose ranks can change.
     """
     what = ""
-    if group is not None and not isinstance(group, Communicator):
+    if ddps_of(model):
+        what = "elastic=True takes a bare model: DistributedDataParallel keeps the number of ranks"
+    elif shards_of(model) is not None:
+        what = "elastic=True: with fully_shard a rank that dies takes its part of the weights along"
+    elif not isinstance(place, OnCpu):
+        what = f"elastic=True takes a model on CPUs, and this one is on {place.device}"
+    elif group is not None and not isinstance(group, Communicator):
         what = (
             f"with elastic=True group is a Communicator or None, and not a {type(group).__name__}: "
             "a process group of torch's has as many ranks after a death as before"
         )
-    elif ddps_of(model):
-        what = "elastic=True takes a bare model: DistributedDataParallel keeps the number of ranks"
-    elif not isinstance(place, OnCpu):
-        what = f"elastic=True takes a model on CPUs, and this one is on {place.device}"
-    elif shards_of(model) is not None:
-        what = "with fully_shard a rank that dies takes its part of the weights along"
     if what:
         raise ConfigurationError(f"LeafSync: {what}")
     assert group is None or isinstance(group, Communicator)

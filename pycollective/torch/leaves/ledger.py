@@ -11,7 +11,7 @@ from pycollective.agree import agree
 from pycollective.errors import ConfigurationError
 from pycollective.torch.leaves.buckets import Bucket, Named
 from pycollective.torch.leaves.transport import Transport
-from pycollective.torch.ledger import TensorLedger
+from pycollective.torch.tensor_ledger import TensorLedger
 
 
 class LeafLedger(TensorLedger):

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import torch
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.ledger.digests import digester
-from pycollective.torch.ledger import bytes_of
+from pycollective.torch.tensor_ledger import bytes_of
 
 
 class State:
@@ -93,21 +93,29 @@ class _Receiving(pickle.Unpickler):
         return made
 
 
-def send(comm: Communicator, value: Any, rank: int) -> None:
-    """Send a rank a value that can be pickled; its tensors, on CPUs, go without a copy."""
+Packed: TypeAlias = tuple[bytes, list[torch.Tensor]]
+
+
+def pack(value: Any) -> Packed:
+    """Return a value as `send` takes it: pickled without its tensors, and these."""
     file = BytesIO()
     taking = _Taking(file)
     taking.dump(value)
-    text = np.frombuffer(file.getvalue(), np.uint8)
-    comm.send(np.array([text.size], np.int64), rank)
-    comm.send(text, rank)
-    for each in taking.tensors:
+    return file.getvalue(), taking.tensors
+
+
+def send(comm: Communicator, packed: Packed, rank: int) -> None:
+    """Send a rank what `pack` returned; its tensors, on CPUs, go without a copy."""
+    text, tensors = packed
+    comm.send(np.array([len(text)], np.int64), rank)
+    comm.send(np.frombuffer(text, np.uint8), rank)
+    for each in tensors:
         if each.numel():
             comm.send(bytes_of(each), rank)
 
 
 def receive(comm: Communicator, rank: int) -> Any:
-    """Return what `send` on that rank was given."""
+    """Return the value that `send` on that rank was given."""
     length = np.empty(1, np.int64)
     comm.recv(length, rank)
     text = np.empty(int(length[0]), np.uint8)

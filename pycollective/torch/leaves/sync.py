@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -32,18 +32,19 @@ from pycollective.torch.leaves.balance import Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.checking import Checking, checked
 from pycollective.torch.leaves.choosing import transport_of
-from pycollective.torch.leaves.elastic import elastic_of
+from pycollective.torch.leaves.elastic import Elastic, elastic_of
 from pycollective.torch.leaves.generators import integer, seed_of, seeded
 from pycollective.torch.leaves.ledger import LeafLedger, open_ledger
 from pycollective.torch.leaves.model import Listener, Model, ddps_of
 from pycollective.torch.leaves.place import place_of
+from pycollective.torch.leaves.ranks import Ranks
 from pycollective.torch.leaves.shards import shards_of
 from pycollective.torch.leaves.state import State
 from pycollective.torch.leaves.steps import AHEAD, Steps
 from pycollective.torch.leaves.transport import Transport
 from pycollective.torch.leaves.words import MOST_COUNT, StepWords
-from pycollective.torch.ledger import folder_of
 from pycollective.torch.norm import clip_gradients
+from pycollective.torch.tensor_ledger import folder_of
 
 _MIB = 1 << 20
 
@@ -98,10 +99,11 @@ class LeafSync:
             `pycollective diff` (docs/ledger.md); None for that of PYCOLLECTIVE_LEDGER, or none. On
             CPUs, and without `fully_shard`.
         check_every: so many steps after which all ranks' weights and last averages are compared,
-            as the next step begins; None for never. Likewise.
+            as the next step begins; None for never. On CPUs, and without `fully_shard`.
         elastic: whether the training goes on when ranks die, and lets others join
             (docs/elastic.md). `group` is then a `Communicator` that the LeafSync takes over, or
-            None, and the model is bare, on CPUs.
+            None; the model is bare, on CPUs; and all steps are in one loop of `steps`, without
+            `leaf` and `finish`. It needs xxhash.
 
     Attributes:
         leaves: M.
@@ -150,19 +152,18 @@ class LeafSync:
         folder = folder_of(ledger)
         with ExitStack() as undo:
             self._undo = undo  # what close() does
-            self._elastic = elastic_of(self, model, group, self._place) if elastic else None
-            self._transport: Transport = (
-                transport_of(group, self._place)
-                if self._elastic is None
-                else self._elastic.transport
+            self._ranks = (
+                elastic_of(self, model, group, self._place)
+                if elastic
+                else Ranks(transport_of(group, self._place))
             )
-            undo.callback((self._elastic or self._transport).close)
+            undo.callback(self._ranks.close)
             if self._shards is not None:
-                self._transport = self._shards.over(self._transport)
+                self._ranks.transport = self._shards.over(self._ranks.transport)
             if bucket_cap_mb is None:
                 bucket_cap_mb = self._transport.bucket_cap_mb
             look = partial(self._look_at, model, grad_dtype, bucket_cap_mb, folder is not None)
-            joins = self._elastic is not None and self._elastic.joins  # the others later
+            joins = self._ranks.joins  # and looks at the others later
             if joins:
                 look()
             else:
@@ -207,7 +208,7 @@ class LeafSync:
                 self._check_every, self._transport, weights, self._buckets, self._names
             )
         self._is_open = False  # a leaf
-        self._is_there = False  # the step that is under way, as elastic.py has it
+        self._prepared = False  # the step that is under way: see elastic.py
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
         self._given: dict[int, int | None] = {}  # leaves of this step, each with its count
         self._settled = True  # the open leaf's count is known
@@ -261,7 +262,8 @@ class LeafSync:
         try:
             return self._deal_of(self.step)
         except BaseException as error:
-            self._break(f"who has which leaves of step {self.step}:", error)
+            if not self._ranks.joins:  # who has yet to join may ask
+                self._break(f"who has which leaves of step {self.step}:", error)
             raise
 
     def steps(
@@ -304,7 +306,7 @@ class LeafSync:
         loops: list[Steps] = []
 
         def mine() -> dict[str, Any]:
-            if self._elastic is not None and self._loop_ref is not None:
+            if self._ranks.is_elastic and self._loop_ref is not None:
                 raise ConfigurationError(
                     "steps: with elastic=True there is one loop, which a process that joins later "
                     "can find: go through all steps in it"
@@ -323,20 +325,20 @@ class LeafSync:
                 )
             end = None if until is None else integer(until, "until")
             loops.append(Steps(self, loader, end, cost, measure_ranks))
-            if self._elastic is None or not self._elastic.joins:
+            if not self._ranks.joins:
                 loops[0].deal(self._transport.size)
             return loops[0].described()
 
         def check(said: list[dict[str, Any]]) -> None:
             refuse_unlike("steps", said, but=AHEAD)
 
-        if self._elastic is not None and self._elastic.joins:
+        if self._ranks.joins:
             mine()
             self._loop_ref = ref(loops[0])
-            self._elastic.enter()
+            self._ranks.enter()
             return loops[0]
         said: list[dict[str, Any]] = []
-        with self._noting_loss():  # which the first step makes good
+        with self._ranks.noting_loss():  # which the first step makes good
             said = agree(self._transport.all_gather, "steps", mine, check)
         [loop] = loops
         loop.begin(max(each[AHEAD] for each in said or [loop.described()]))
@@ -411,8 +413,8 @@ class LeafSync:
                     self._ledger.writer.end_leaf()
                 if self._all_given:
                     self._end_step()
-                elif self._elastic is not None:
-                    self._elastic.look()
+                else:
+                    self._ranks.look()
             self._place.hand_out()
         except GeneratorExit:  # of the loop: Python tells it no more
             self._leave(leaf)
@@ -592,11 +594,7 @@ class LeafSync:
         if self._loop is not None:
             self._loop.leave()
         if self._given and not self._broken:
-            why = f"step {self.step} was under way when its LeafSync was closed"
-            if self._elastic is not None:
-                self._elastic.leave(why)
-            else:
-                self._transport.abort(why)
+            self._ranks.leave(f"step {self.step} was under way when its LeafSync was closed")
         elif not self._broken:
             self._undo.callback(self._transport.settle)
         self._broken = self._broken or "it was closed"
@@ -725,7 +723,7 @@ class LeafSync:
                 f"step {self.step} is that of sync.steps, which begins and ends its leaves: "
                 "compute them in `for batch in step`, without leaf() and finish()"
             )
-        if self._elastic is not None:
+        if self._ranks.is_elastic:
             raise ConfigurationError(
                 "with elastic=True a step may have to be computed again, which sync.steps does: "
                 "give it a loader, in place of leaf() and finish()"
@@ -741,11 +739,10 @@ class LeafSync:
         if self._broken:
             return
         self._broken = f"{what} {in_words(error)}"
-        if self._elastic is not None:
-            self._elastic.leave(self._broken, leaf)
-        # Such an error the others have, or will; on a device they may not.
-        elif not (isinstance(error, CollectiveError) and self._transport.waits):
-            self._transport.abort(self._broken)
+        # Such an error the others have, or will; not always on a device, or after a change.
+        alike = isinstance(error, CollectiveError) and self._transport.waits
+        if self._ranks.is_elastic or not alike:
+            self._ranks.leave(self._broken, leaf)
 
     def _leave(self, leaf: int) -> None:
         """Note that the loop was left inside a leaf; Python does not say why."""
@@ -756,10 +753,7 @@ class LeafSync:
                 "an exception, and the step has no averages: go through all leaves of a step (a "
                 "leaf is skipped by a loss times 0), and end a training between steps"
             )
-            if self._elastic is not None:
-                self._elastic.leave(self._broken)
-            else:
-                self._transport.abort(self._broken)
+            self._ranks.leave(self._broken, leaf)
 
     # --- A step.
 
@@ -767,10 +761,9 @@ class LeafSync:
         """Tell all ranks this one's step and counts, by the time that all compute their last."""
         counts = [each for each in self._given.values() if each is not None]
         self._words = StepWords(self.step, self._deal, counts, self._seconds_before)
-        if self._elastic is not None and self._transport.rank == 0:
-            self._words.tell_newcomers(self._elastic.sees_newcomers())
+        self._words.tell_newcomers(self._ranks.see_newcomers())
         # Where this rank's leaves have no counts there are none.
-        with self._place.adding(), self._noting_loss():
+        with self._place.adding(), self._ranks.noting_loss():
             self._transport.announce(self._words, needed=bool(counts) or not self._given)
 
     def _settle_words(self) -> None:
@@ -785,7 +778,7 @@ class LeafSync:
             raise
 
     def _check_weights(self) -> None:
-        """Begin a step: compare all ranks' weights, if it is one of `check_every`. Collective."""
+        """Compare all ranks' weights as a step without `steps` begins. Collective."""
         if self._checking is not None:
             try:
                 self._checking.begin_step(self.step)
@@ -819,11 +812,20 @@ class LeafSync:
         """Write a checkpoint, whole or not at all: the model, what `state` was given, the step.
 
         Between steps, and after an error that ends the training: it is then of the last step that
-        was handed out. Any rank may write it, and the ranks have the same; one is enough.
+        was committed. Any rank may write it, and the ranks have the same; one is enough.
 
         Args:
             path: of the file; one that is there is replaced.
+
+        Raises:
+            ConfigurationError: this process has yet to join, and has no state of the training.
+            OSError: it cannot be written.
         """
+        if self._ranks.joins:
+            raise ConfigurationError(
+                "save: this process has not joined the ranks that are under way, and has no state "
+                "of their training"
+            )
         model = self._model.module.state_dict()
         content = {"sync": self._position, "model": model, "state": self._state.gather()}
         path = Path(path)
@@ -852,33 +854,32 @@ class LeafSync:
     def communicator(self) -> Communicator:
         """With ``elastic=True``, the ranks that are there now; another one after each change.
 
-        For calls between steps. What such a call raises where a rank has died, the next step makes
-        good.
+        For calls between steps. If such a call raises because a rank has died, catch it: the next
+        step recovers.
 
         Raises:
             ConfigurationError: without ``elastic=True``; or this process joins only with `steps`.
         """
-        if self._elastic is None:
+        if not isinstance(self._ranks, Elastic):
             raise ConfigurationError("LeafSync has a communicator with elastic=True alone")
-        return self._elastic.comm
+        return self._ranks.comm
+
+    @property
+    def _transport(self) -> Transport:
+        return self._ranks.transport
 
     @property
     def _has_lost(self) -> bool:
-        return self._elastic is not None and self._elastic.loss is not None
-
-    def _noting_loss(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._elastic is None else self._elastic.noting_loss()
+        return self._ranks.loss is not None
 
     def _begin_step(self) -> None:
         """Begin a step of `steps`, which all ranks do before its first leaf."""
-        if self._elastic is None:
-            return self._check_weights()
         assert self._loop is not None
         try:
             while True:
-                self._elastic.begin_step()
+                self._ranks.begin_step()
                 self._loop.deal(self._transport.size)
-                with self._elastic.noting_loss():
+                with self._ranks.noting_loss():
                     if self._checking is not None:
                         self._checking.begin_step(self.step)
                     return
@@ -886,13 +887,21 @@ class LeafSync:
             self._break(f"step {self.step} could not begin:", error)
             raise
 
+    def _end_loop(self) -> None:
+        """End the loop after its last step, which all ranks do."""
+        self._loop_ref = None
+        try:
+            self._ranks.end()
+        except BaseException as error:
+            self._break("the end of sync.steps:", error)
+            raise
+
     def _begins_again(self) -> bool:
         """Once all leaves are given: make good the loss of ranks; whether to compute them anew."""
         if not self._has_lost:
             return False
-        assert self._elastic is not None
         try:
-            if self._elastic.recover():
+            if self._ranks.recover():
                 self._hand_out()
                 return False
         except BaseException as error:
@@ -901,9 +910,9 @@ class LeafSync:
         self._begin_step()
         return True
 
-    def _take_over(self, transport: Transport) -> None:
+    def _begin_anew(self) -> None:
         """Be one of other ranks from here on; a step that is under way has no leaves yet."""
-        self._transport = transport
+        transport = self._transport
         if self._checking is not None:
             self._checking.transport = transport
         if self._ledger is not None:
@@ -933,7 +942,7 @@ class LeafSync:
 
     def _average(self) -> None:
         """Begin to average the buckets whose turn it is; in one order on all ranks."""
-        with self._noting_loss():
+        with self._ranks.noting_loss():
             for bucket in self._buckets[self._averaging :]:
                 if self._has_lost or (self.local_leaves and not bucket.added):
                     return
@@ -943,20 +952,19 @@ class LeafSync:
     def _end_step(self) -> None:
         """Average what has not been yet, wait for all, and hand the averages out."""
         self._average()
-        with self._noting_loss():
+        with self._ranks.noting_loss():
             if self._has_lost:
                 return
             self._transport.finish()
             if self._loop is not None:
                 self._loop.exchange(self._transport, self._words)
-            if self._elastic is not None:
-                self._is_there = True
-                self._elastic.commit(self._words)
+            self._prepared = True
+            self._ranks.commit(self._words)
             self._hand_out()
 
     def _hand_out(self) -> None:
         """Hand the averages out, which are there on all ranks: the step is complete."""
-        self._is_there = False
+        self._prepared = False
         if self._loop is not None:
             self._loop.complete(self._words)
         self._seconds_before, self._seconds = self._seconds, 0.0
@@ -1002,7 +1010,7 @@ class LeafSync:
             "bucket_cap_mb": bucket_cap_mb,
             "ledger": ledger,
             "check_every": self._check_every,
-            "elastic": self._elastic is not None,
+            "elastic": self._ranks.is_elastic,
             **self._conditions,
             _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
         }

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from pycollective.config import ENV_LEDGER
 from pycollective.errors import ConfigurationError
 from pycollective.shim import loading
-from pycollective.torch.ledger import folder_of
 from pycollective.torch.ordered.calls import (
     all_reduce_over,
     check,
     checked_group,
     ordered_over,
 )
-from pycollective.torch.ordered.ledger import LedgerState
+from pycollective.torch.ordered.ledger_state import LedgerState
+from pycollective.torch.tensor_ledger import folder_of
 
 _Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pycollective.torch.ledger import TensorLedger, folder_of
 from pycollective.torch.ordered.calls import fail
+from pycollective.torch.tensor_ledger import TensorLedger, folder_of
 
 _Future = torch.futures.Future[torch.Tensor]
 
