@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pycollective.bootstrap.membership import Membership
+from pycollective.communicator import Communicator
 from pycollective.config import ENV_JOINS
 from pycollective.torch import LeafSampler, LeafSync
 from pycollective.torch.leaves.elastic import Elastic
@@ -81,8 +81,8 @@ def main() -> None:
 
     _tell_when_called(_PRIVATE, "_end_step", lambda: tell(EXCHANGE))
     _tell_when_called(Elastic, "recover", lambda: tell(SHRINKING))
-    _tell_when_called(Membership, "admit", lambda: tell(JOINING))
-    _tell_when_called(Elastic, "_let_in", lambda: tell(STATE))
+    _tell_when_called(Communicator, "grow", lambda: tell(JOINING))
+    _tell_when_called(Elastic, "_admit", lambda: tell(STATE))
     train(options, tell)
     os.close(pipe)
 
