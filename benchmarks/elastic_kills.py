@@ -10,7 +10,9 @@ with exact packing between the hosts.
 
 All logged losses and the final weights are compared with those of a run in which nobody was killed,
 bit for bit. Afterwards it says what processes and sockets of the job are left, and how much more a
-process that lived through changes has open than at first, among as many ranks.
+process that lived through changes has open at its end than at first, among as many ranks. After an
+attempt to join that failed, as another was killed, that is a second segment with its thread and
+peers, for a change or more; on rank 0 it is a connection to the store.
 
 A *pause* is from a kill to the next step that all ranks have. It has three parts: until the first
 survivor notices, which may be at the end of the leaf that it computes; until leaves are computed

@@ -24,7 +24,8 @@ def test_killed_ranks_change_no_bit(name: str) -> None:
     assert found["kills"] == kills
     assert found["wrong"] == 0
     assert found["left"] == []
-    # Rank 0 is connected to the store; a thread may start after the first step.
-    assert all(found["grown"][what] <= most for what, most in zip(HELD, (1, 0, 1), strict=True))
+    # A second segment with its peers, after a change that another kill has disturbed; the store.
+    most = dict(zip(HELD, (6, 3, 2), strict=True))
+    assert all(found["grown"][what] <= most[what] for what in HELD), found["grown"]
     if name == "one host":
-        assert len(set(MOMENTS) - {*found["moments"]}) <= 1, found["moments"]
+        assert len({*MOMENTS} - {*found["moments"]}) <= 1, found["moments"]
