@@ -340,6 +340,8 @@ class LeafSync:
         said: list[dict[str, Any]] = []
         with self._ranks.noting_loss():  # which the first step makes good
             said = agree(self._transport.all_gather, "steps", mine, check)
+        if not loops:
+            mine()  # for its error, which a loss has hidden
         [loop] = loops
         loop.begin(max(each[AHEAD] for each in said or [loop.described()]))
         self._loop_ref = ref(loop)
