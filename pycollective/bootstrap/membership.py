@@ -349,14 +349,13 @@ def enter(
 
 
 def _come(store: Any) -> int:
-    """Say that this process waits to join; return its number."""
+    """Say that this process waits to join; return its number, which nobody had before."""
     me = process_identity()
-    number = 1
-    while True:
-        claimant = bytes(store.compare_set(_newcomer(number), "", me)).decode(errors="replace")
-        if claimant == me and not store.check([f"{_newcomer(number)}/invited"]):
+    for number in count(1):
+        key = _newcomer(number)
+        if not store.check([key]) and bytes(store.compare_set(key, "", me)).decode() == me:
             return number
-        number += 1
+    raise AssertionError("unreachable")
 
 
 def _epoch_of(change: str) -> str:
