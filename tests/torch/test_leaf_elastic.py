@@ -70,7 +70,8 @@ POINTS = {
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_rank_is_killed_and_another_joins(point):
-    calls = check(trained(Training(), {1: [POINTS[point]]}), Training(), killed=1)
+    training = Training(until=9)
+    calls = check(trained(training, {1: [POINTS[point]]}), training, killed=1)
     assert len(calls) == 3
     assert all("hand_out" in each for each in calls)
 
