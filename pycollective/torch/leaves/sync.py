@@ -563,6 +563,82 @@ class LeafSync:
         if self._loop is not None:  # and cannot go on
             self._loop.balance = None
 
+    def state(self, **objects: Any) -> None:
+        """Say what a training's next step depends on, besides the model; before `steps`.
+
+            sync.state(optimizer=optimizer, scheduler=scheduler)
+
+        With ``elastic=True`` a process that joins gets their state from a rank that is there, and
+        `save` and `load` keep it. All ranks register the same names. LeafSync has the model's
+        parameters and buffers itself; a `LeafSampler` has no state but the step.
+
+        Args:
+            objects: with `state_dict` and `load_state_dict`, as optimizers, schedulers, GradScaler
+                and states of compression have. Their tensors are on CPUs.
+
+        Raises:
+            ConfigurationError: an object has no such methods, or the name is taken.
+        """
+        self._state.add(
+            {name: each for name, each in objects.items() if each is not self._model.model}
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint, whole or not at all: the model, what `state` was given, the step.
+
+        Between steps, and after an error that ends the training: it is then of the last step that
+        was committed. Any rank may write it, and the ranks have the same; one is enough.
+
+        Args:
+            path: of the file; one that is there is replaced.
+
+        Raises:
+            ConfigurationError: this process has yet to join, and has no state of the training.
+            OSError: it cannot be written.
+        """
+        if self._ranks.joins:
+            raise ConfigurationError(
+                "save: this process has not joined the ranks that are under way, and has no state "
+                "of their training"
+            )
+        model = self._model.module.state_dict()
+        content = {"sync": self._position, "model": model, "state": self._state.gather()}
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            torch.save(content, part)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def load(self, path: str | Path) -> None:
+        """Go on from what `save` wrote, on any number of ranks; before `steps`, on all of them.
+
+        Raises:
+            ConfigurationError: as `load_state_dict`; or it is of other objects than `state` has.
+        """
+        content = torch.load(path, weights_only=True)
+        if not isinstance(content, dict) or {*content} != {"sync", "model", "state"}:
+            raise ConfigurationError(f"{path} was not written by LeafSync.save")
+        self.load_state_dict(content["sync"])
+        self._model.module.load_state_dict(content["model"])
+        self._state.load(content["state"])
+
+    @property
+    def communicator(self) -> Communicator:
+        """With ``elastic=True``, the ranks that are there now; another one after each change.
+
+        For calls between steps. If such a call raises because a rank has died, catch it: the next
+        step recovers.
+
+        Raises:
+            ConfigurationError: without ``elastic=True``; or this process joins only with `steps`.
+        """
+        if not isinstance(self._ranks, Elastic):
+            raise ConfigurationError("LeafSync has a communicator with elastic=True alone")
+        return self._ranks.comm
+
     def stats(self) -> dict[str, int]:
         """Count what this LeafSync has sent from this rank.
 
@@ -788,83 +864,62 @@ class LeafSync:
                 self._break(f"check_every in step {self.step}:", error)
                 raise
 
-    # --- Ranks that are lost: see elastic.py.
+    def _take_gradients(self) -> None:
+        """Make every ``.grad`` None: an optimizer that steps too early does nothing."""
+        for bucket in self._buckets:
+            bucket.begin()
 
-    def state(self, **objects: Any) -> None:
-        """Say what a training's next step depends on, besides the model; before `steps`.
-
-            sync.state(optimizer=optimizer, scheduler=scheduler)
-
-        With ``elastic=True`` a process that joins gets their state from a rank that is there, and
-        `save` and `load` keep it. All ranks register the same names. LeafSync has the model's
-        parameters and buffers itself; a `LeafSampler` has no state but the step.
-
-        Args:
-            objects: with `state_dict` and `load_state_dict`, as optimizers, schedulers, GradScaler
-                and states of compression have. Their tensors are on CPUs.
-
-        Raises:
-            ConfigurationError: an object has no such methods, or the name is taken.
-        """
-        self._state.add(
-            {name: each for name, each in objects.items() if each is not self._model.model}
-        )
-
-    def save(self, path: str | Path) -> None:
-        """Write a checkpoint, whole or not at all: the model, what `state` was given, the step.
-
-        Between steps, and after an error that ends the training: it is then of the last step that
-        was committed. Any rank may write it, and the ranks have the same; one is enough.
-
-        Args:
-            path: of the file; one that is there is replaced.
-
-        Raises:
-            ConfigurationError: this process has yet to join, and has no state of the training.
-            OSError: it cannot be written.
-        """
-        if self._ranks.joins:
-            raise ConfigurationError(
-                "save: this process has not joined the ranks that are under way, and has no state "
-                "of their training"
-            )
-        model = self._model.module.state_dict()
-        content = {"sync": self._position, "model": model, "state": self._state.gather()}
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
+    def _take_part(self) -> None:
+        """Complete a step in which this rank has no leaves."""
         try:
-            torch.save(content, part)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+            self._place.begin()
+            self._announce()
+            self._end_step()
+        except BaseException as error:
+            self._break(f"step {self.step} raised", error)
+            raise
 
-    def load(self, path: str | Path) -> None:
-        """Go on from what `save` wrote, on any number of ranks; before `steps`, on all of them.
+    def _average(self) -> None:
+        """Begin to average the buckets whose turn it is; in one order on all ranks."""
+        with self._ranks.noting_loss():
+            for bucket in self._buckets[self._averaging :]:
+                if self._has_lost or (self.local_leaves and not bucket.added):
+                    return
+                self._averaging += 1
+                self._transport.average(bucket, self._deal)
 
-        Raises:
-            ConfigurationError: as `load_state_dict`; or it is of other objects than `state` has.
-        """
-        content = torch.load(path, weights_only=True)
-        if not isinstance(content, dict) or {*content} != {"sync", "model", "state"}:
-            raise ConfigurationError(f"{path} was not written by LeafSync.save")
-        self.load_state_dict(content["sync"])
-        self._model.module.load_state_dict(content["model"])
-        self._state.load(content["state"])
+    def _end_step(self) -> None:
+        """Average what has not been yet, wait for all, and hand the averages out."""
+        self._average()
+        with self._ranks.noting_loss():
+            if self._has_lost:
+                return
+            self._transport.finish()
+            if self._loop is not None:
+                self._loop.exchange(self._transport, self._words)
+            self._prepared = True
+            self._ranks.commit(self._words)
+            self._hand_out()
 
-    @property
-    def communicator(self) -> Communicator:
-        """With ``elastic=True``, the ranks that are there now; another one after each change.
+    def _hand_out(self) -> None:
+        """Hand the averages out, which are there on all ranks: the step is complete."""
+        self._prepared = False
+        if self._loop is not None:
+            self._loop.complete(self._words)
+        self._seconds_before, self._seconds = self._seconds, 0.0
+        self._averaging = 0
+        self._given.clear()
+        for bucket in self._buckets:
+            bucket.accumulator.reset()
+            bucket.hand_out()
+        if self._ledger is not None:
+            self._ledger.end_step(self.step, self._buckets)
+        if self._checking is not None:
+            self._checking.averaged = True
+        self.step += 1
+        self._complete = self._loop is None
 
-        For calls between steps. If such a call raises because a rank has died, catch it: the next
-        step recovers.
-
-        Raises:
-            ConfigurationError: without ``elastic=True``; or this process joins only with `steps`.
-        """
-        if not isinstance(self._ranks, Elastic):
-            raise ConfigurationError("LeafSync has a communicator with elastic=True alone")
-        return self._ranks.comm
+    # --- Ranks that are lost: see elastic.py.
 
     @property
     def _transport(self) -> Transport:
@@ -926,61 +981,6 @@ class LeafSync:
         self._settled = True
         for bucket in self._buckets:
             bucket.accumulator.reset()
-
-    def _take_gradients(self) -> None:
-        """Make every ``.grad`` None: an optimizer that steps too early does nothing."""
-        for bucket in self._buckets:
-            bucket.begin()
-
-    def _take_part(self) -> None:
-        """Complete a step in which this rank has no leaves."""
-        try:
-            self._place.begin()
-            self._announce()
-            self._end_step()
-        except BaseException as error:
-            self._break(f"step {self.step} raised", error)
-            raise
-
-    def _average(self) -> None:
-        """Begin to average the buckets whose turn it is; in one order on all ranks."""
-        with self._ranks.noting_loss():
-            for bucket in self._buckets[self._averaging :]:
-                if self._has_lost or (self.local_leaves and not bucket.added):
-                    return
-                self._averaging += 1
-                self._transport.average(bucket, self._deal)
-
-    def _end_step(self) -> None:
-        """Average what has not been yet, wait for all, and hand the averages out."""
-        self._average()
-        with self._ranks.noting_loss():
-            if self._has_lost:
-                return
-            self._transport.finish()
-            if self._loop is not None:
-                self._loop.exchange(self._transport, self._words)
-            self._prepared = True
-            self._ranks.commit(self._words)
-            self._hand_out()
-
-    def _hand_out(self) -> None:
-        """Hand the averages out, which are there on all ranks: the step is complete."""
-        self._prepared = False
-        if self._loop is not None:
-            self._loop.complete(self._words)
-        self._seconds_before, self._seconds = self._seconds, 0.0
-        self._averaging = 0
-        self._given.clear()
-        for bucket in self._buckets:
-            bucket.accumulator.reset()
-            bucket.hand_out()
-        if self._ledger is not None:
-            self._ledger.end_step(self.step, self._buckets)
-        if self._checking is not None:
-            self._checking.averaged = True
-        self.step += 1
-        self._complete = self._loop is None
 
     # --- At the beginning.
 
