@@ -185,7 +185,8 @@ class Step:
 
     A leaf begins when its batch is handed out, and ends when the next batch is asked for: forward
     and one backward go between. With the last, the step is complete. On a rank without leaves there
-    are no batches, and to iterate takes part in the averages.
+    are no batches, and to iterate takes part in the averages. With `audit` there are batches of
+    other ranks' leaves, too.
 
     Attributes:
         number: of the step, from 0.

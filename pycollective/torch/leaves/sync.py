@@ -697,8 +697,8 @@ class LeafSync:
             raise _twice(name, leaf)
         if self._audit is not None:
             self._audit.gradient(leaf, name, gradient)
-        if leaf not in self._given:  # another rank's
-            bucket.gradients[place] = gradient
+        if leaf not in self._given:  # another rank's, of which nothing is kept
+            bucket.gradients[place] = ()
             return
         if self._ledger is not None:
             self._ledger.gradient(self.step, leaf, bucket.parameters[place], gradient)
