@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from functools import partial
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 import pytest
@@ -101,6 +102,9 @@ def trained(comm, wrong=(), over="pycollective", until=5, more=None, leaves=LEAV
         said = str(error)
         assert all(each.grad is None for each in model.parameters())
         optimizer.step()  # does nothing
+        with TemporaryDirectory() as folder:
+            sync.save(f"{folder}/last.pt")
+            assert torch.load(f"{folder}/last.pt")["sync"]["step"] == len(done)
         with pytest.raises(ConfigurationError, match="cannot go on: audit of step"):
             next(iter(sync.steps(loader)))
     finally:
