@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -28,6 +28,7 @@ from pycollective.errors import (
 )
 from pycollective.leaves.deal import Deal
 from pycollective.torch.leaves import comparison, conditions
+from pycollective.torch.leaves.audit import Audit, audits_of
 from pycollective.torch.leaves.balance import Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.checking import Checking, checked
@@ -100,6 +101,10 @@ class LeafSync:
             CPUs, and without `fully_shard`.
         check_every: so many steps after which all ranks' weights and last averages are compared,
             as the next step begins; None for never. On CPUs, and without `fully_shard`.
+        audit: so many leaves of each step, drawn by `seed`, whose gradients another rank computes
+            again, in `steps`; None for none. Gradients that differ stop the step
+            (docs/any_number_of_ranks.md#when-a-processor-computes-wrongly). On CPUs, and without
+            `fully_shard`.
         elastic: whether the training goes on when ranks die, and lets others join
             (docs/elastic.md). `group` is then a `Communicator` that the LeafSync takes over, or
             None; the model is bare, on CPUs; and all steps are in one loop of `steps`, without
@@ -135,6 +140,7 @@ class LeafSync:
         group: dist.ProcessGroup | Communicator | None = None,
         ledger: str | Path | None = None,
         check_every: int | None = None,
+        audit: int | None = None,
         elastic: bool = False,
     ) -> None:
         if group is None and (ddps := ddps_of(model)):
@@ -147,7 +153,7 @@ class LeafSync:
         self.in_order = self._shards is not None
         self._place = place_of(model)
         self._ledger: LeafLedger | None = None
-        self._check_every = check_every
+        self._check_every, self._audits = check_every, audit
         self._state = State()
         folder = folder_of(ledger)
         with ExitStack() as undo:
@@ -207,6 +213,11 @@ class LeafSync:
             self._checking = Checking(
                 self._check_every, self._transport, weights, self._buckets, self._names
             )
+        self._audit: Audit | None = None
+        if self._audits is not None:
+            parameters = [each for bucket in self._buckets for each in bucket.parameters]
+            names = [self._names[id(each)] for each in parameters]
+            self._audit = Audit(self._audits, self.seed, names)
         self._is_open = False  # a leaf
         self._prepared = False  # the step that is under way: see elastic.py
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
@@ -387,15 +398,19 @@ class LeafSync:
             yield
 
     @contextmanager
-    def _turn(self, leaf: int) -> Iterator[None]:
-        """Compute one leaf, whose count may come in this block, before its backward."""
-        leaf = self._open(leaf)
+    def _turn(self, leaf: int, again: bool = False) -> Iterator[None]:
+        """Compute one leaf, whose count may come in this block, before its backward; or compute
+        another rank's `again`, to compare it."""
+        if not again:
+            leaf = self._open(leaf)
+        self._is_whole = None
         try:
             computing = self._computing(leaf, partial(self._add, leaf))
-            with self._model.unchanged(leaf), computing:
+            kept = comparison.put_back(self._model.module) if again else nullcontext()
+            with kept, self._model.unchanged(leaf), computing:
                 begin = perf_counter()
                 yield
-                self._seconds += perf_counter() - begin
+                self._seconds += 0.0 if again else perf_counter() - begin
             self._refuse_broken()
             if self._is_whole is None:
                 raise ConfigurationError(
@@ -409,11 +424,11 @@ class LeafSync:
                 )
             with self._place.adding():
                 for bucket in self._buckets:
-                    if not bucket.added:
+                    if not (bucket.added or again):
                         bucket.add(leaf)
-                if self._ledger is not None:
+                if self._ledger is not None and not again:
                     self._ledger.writer.end_leaf()
-                if self._all_given:
+                if self._all_given and not again:
                     self._end_step()
                 else:
                     self._ranks.look()
@@ -710,7 +725,6 @@ class LeafSync:
             )
         self._given[leaf] = None
         self._settled = self._complete = False
-        self._is_whole = None
         if self._loop is None and len(self._given) == 1:
             self._check_weights()
         return leaf
@@ -758,6 +772,11 @@ class LeafSync:
             torch.autograd.Variable._execution_engine.queue_callback(self._have_whole)
         if bucket.added or bucket.gradients[place] is not None:
             raise _twice(name, leaf)
+        if self._audit is not None:
+            self._audit.gradient(leaf, name, gradient)
+        if leaf not in self._given:  # another rank's, of which nothing is kept
+            bucket.gradients[place] = ()
+            return
         if self._ledger is not None:
             self._ledger.gradient(self.step, leaf, bucket.parameters[place], gradient)
         bucket.take(place, gradient)
@@ -804,6 +823,11 @@ class LeafSync:
         if self._ranks.is_elastic:
             raise ConfigurationError(
                 "with elastic=True a step may have to be computed again, which sync.steps does: "
+                "give it a loader, in place of leaf() and finish()"
+            )
+        if self._audit is not None:
+            raise ConfigurationError(
+                "with audit= a rank computes leaves of others, whose batches sync.steps reads: "
                 "give it a loader, in place of leaf() and finish()"
             )
 
@@ -897,6 +921,8 @@ class LeafSync:
             self._transport.finish()
             if self._loop is not None:
                 self._loop.exchange(self._transport, self._words)
+            if self._audit is not None and self._audit.compare(self._transport):
+                return  # a third rank computes that leaf
             self._prepared = True
             self._ranks.commit(self._words)
             self._hand_out()
@@ -918,6 +944,22 @@ class LeafSync:
             self._checking.averaged = True
         self.step += 1
         self._complete = self._loop is None
+
+    def _begin_audits(self) -> list[int]:
+        """Begin a step's audits; return the leaves of others that this rank computes."""
+        if self._audit is None:
+            return []
+        self._audit.begin(self.step, self._deal, self._transport.rank)
+        return self._audit.again
+
+    def _judge(self, audit: Audit) -> None:
+        """Raise on all ranks who has computed a leaf wrongly, unless a rank is lost. Collective."""
+        try:
+            with self._ranks.noting_loss():
+                audit.judge(self._transport)
+        except BaseException as error:
+            self._break(f"audit of step {self.step}:", error)
+            raise
 
     # --- Ranks that are lost: see elastic.py.
 
@@ -1004,6 +1046,8 @@ class LeafSync:
         described = self._model.described()
         sharded = self._shards is not None
         self._check_every = checked(self._check_every, self._place.device, sharded)
+        ranks_now = None if self._ranks.is_elastic else self._transport.size
+        self._audits = audits_of(self._audits, self.leaves, ranks_now, self._place.device, sharded)
         self._said = {
             "ranks of fully_shard's mesh": ranks,
             "leaves": self.leaves,
@@ -1012,6 +1056,7 @@ class LeafSync:
             "bucket_cap_mb": bucket_cap_mb,
             "ledger": ledger,
             "check_every": self._check_every,
+            "audit": self._audits,
             "elastic": self._ranks.is_elastic,
             **self._conditions,
             _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
