@@ -37,7 +37,6 @@ from typing import Any
 
 import numpy as np
 
-from pycollective.agree import MOST_TEXT
 from pycollective.bootstrap.joining import connect
 from pycollective.bootstrap.options import InitOptions
 from pycollective.bootstrap.rendezvous import (
@@ -62,6 +61,7 @@ _LONGEST_PAUSE = 0.02  # seconds between looks into the store
 # died where the store does not tell of it.
 _JOIN_WITHIN = 10.0
 _JOINED = "joined"
+_MOST_WHY = 1000  # characters of why a rank leaves
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Membership:
         begin_shrink(comm)
         try:
             with self._meeting() as store:
-                self._arrive(store, f"{self.epoch}/1", comm.rank, why[:MOST_TEXT])
+                self._arrive(store, f"{self.epoch}/1", comm.rank, why[:_MOST_WHY])
         finally:
             close_failed(comm)
 
