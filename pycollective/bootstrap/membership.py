@@ -29,7 +29,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from time import monotonic, sleep
@@ -61,6 +61,7 @@ _LONGEST_PAUSE = 0.02  # seconds between looks into the store
 # died where the store does not tell of it.
 _JOIN_WITHIN = 10.0
 _JOINED = "joined"
+_MOST_WHY = 1000  # characters of why a rank leaves
 
 
 @dataclass(frozen=True)
@@ -131,25 +132,51 @@ class Membership:
     def leave(self, comm: Communicator, why: str) -> None:
         """`Communicator.leave`."""
         begin_shrink(comm)
-        with self.open_store() as store:
-            self._arrive(store, f"{self.epoch}/1", comm.rank, why)
-        close_failed(comm)
+        try:
+            with self._meeting() as store:
+                self._arrive(store, f"{self.epoch}/1", comm.rank, why[:_MOST_WHY])
+        finally:
+            close_failed(comm)
 
     def grow(self, comm: Communicator) -> Communicator:
         """`Communicator.grow`."""
         _refuse("grow", comm)
         waiting = np.zeros(1, np.int64)
         if comm.rank == 0:
-            with self.open_store() as store:
+            with self._meeting() as store:
                 waiting[0] = store.check([self.next_newcomer])
         comm.broadcast(waiting)
         return self._change(comm, admits=True) if waiting[0] else comm
+
+    @contextmanager
+    def _meeting(self) -> Iterator[Any]:
+        """Open the store; where it has gone, that is a PeerFailure."""
+        try:
+            with self.open_store() as store:
+                yield store
+        except CollectiveError:
+            raise
+        except Exception as error:
+            if self._store_answers():
+                raise
+            raise PeerFailure(
+                "the store has gone at which the ranks meet, with the process that served it: "
+                f"{error}"
+            ) from error
+
+    def _store_answers(self) -> bool:
+        try:
+            with self.open_store() as store:
+                store.check([self.next_newcomer])
+        except (RuntimeError, OSError, ConfigurationError):
+            return False
+        return True
 
     def _change(self, comm: Communicator, admits: bool) -> Communicator:
         deadline = monotonic() + comm.timeout
         last = Decision([*range(comm.size)], [], self.seen, {})
         attempt = 0
-        with self.open_store() as store:
+        with self._meeting() as store:
             while True:
                 attempt += 1
                 change = f"{self.epoch}/{attempt}"
@@ -366,7 +393,10 @@ def enter(
             except CollectiveError:  # another rank has died; the others try without this one
                 continue
             if made is None:
-                continue
+                raise PeerFailure(
+                    "the other ranks have joined without this process, which came too late",
+                    op="init",
+                )
             made = _settled(made)
             made._joined_late = True
             return made
@@ -386,7 +416,11 @@ def _settled(made: Communicator, before: Communicator | None = None) -> Communic
     try:
         made.barrier()
     except CollectiveError:  # another rank has died
-        return made.shrink()
+        again = made.shrink()
+        ranks = made._membership, again._membership
+        left = {rank: why for each in ranks if each for rank, why in each.left.items()}
+        again._membership = replace(again._membership, left=left)  # type: ignore[type-var]
+        return again
     for each in (before, made):  # whose nodes differ if an attempt has failed
         if each is not None:
             each._node.reclaim()

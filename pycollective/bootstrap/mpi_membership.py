@@ -22,7 +22,7 @@ from pycollective.bootstrap import mpi
 from pycollective.bootstrap.membership import begin_shrink, close_failed
 from pycollective.bootstrap.options import InitOptions
 from pycollective.communicator import Communicator
-from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
+from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError, PeerFailure
 from pycollective.system_limits import start_thread
 
 T = TypeVar("T")
@@ -72,6 +72,14 @@ class MpiMembership:
         from mpi4py import MPI
 
         begin_shrink(comm)
+        try:
+            return self._change_by_mpi(comm, stays, why)
+        except MPI.Exception as error:
+            raise PeerFailure(f"MPI does not go on after a death: {error}", comm.rank) from error
+
+    def _change_by_mpi(self, comm: Communicator, stays: bool, why: str) -> Communicator | None:
+        from mpi4py import MPI
+
         deadline = monotonic() + comm.timeout
         mine = comm.rank, comm.host_of[comm.rank], stays, why
         world, attempt = self.world, 0

@@ -334,7 +334,7 @@ class _Job:
                 _signal_group(self._alive[rank].process.pid, signal.SIGKILL)
             else:
                 self._restarts.plan(rank, False, now)
-                self._restarts.settle([], self._seen(self._alive.values()), now)
+                self._settle([], now)
             return
         self._say(
             f"{self._end_of(died)}; pid {self._alive[rank].process.pid} takes its place (restart "

@@ -101,10 +101,12 @@ class Writer:
             written = self._file.write(data)
             while written < len(data):  # as a disk takes it that is nearly full
                 written += self._file.write(data[written:])
-        except OSError as error:
+        except BaseException as error:
             with suppress(OSError):
                 self.close()  # what follows a block that was cut could not be read
-            raise self._refusal(error) from error
+            if isinstance(error, OSError):
+                raise self._refusal(error) from error
+            raise
 
     def _refusal(self, error: OSError) -> ConfigurationError:
         return ConfigurationError(f"the ledger {self.path} cannot be written: {error.strerror}")

@@ -275,7 +275,7 @@ def test_without_a_failure_it_aborts_so_that_all_come(store, connects):
     comm.abort = reasons.append
     connects[0] = [Rank(0, 1)]
     shrink(store, comm)
-    assert reasons == ["its ranks form another one, as shrink() was called"]
+    assert reasons == ["its ranks form another one, as shrink() or leave() was called"]
 
 
 # Refused by name.

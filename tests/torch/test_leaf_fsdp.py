@@ -749,7 +749,7 @@ def refused(comm, case):
     standing_group(comm)
     try:
         REFUSED[case][0](comm.size)
-    except ConfigurationError as error:
+    except (ConfigurationError, CollectiveAborted) as error:  # the latter tells what another raised
         return str(error)
     finally:
         dist.barrier()

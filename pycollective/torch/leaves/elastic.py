@@ -33,7 +33,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
-from pycollective.agree import agree, all_gather_texts, refuse_unlike
+from pycollective.agree import MOST_TEXT, agree, all_gather_texts, refuse_unlike
 from pycollective.bootstrap.init import init
 from pycollective.bootstrap.store import TOO_FEW_KEY
 from pycollective.communicator import Communicator
@@ -191,6 +191,8 @@ class Elastic(Ranks):
                 elif self.comm.size < self._fewest:
                     ends = self._ends(time.monotonic() > deadline)
             except (*_LOST, _Refused) as error:
+                if self.comm.closed:  # nor did the ranks of the next one get together
+                    raise
                 self._log_refusal(error)
                 self.recover()
             if ends:
@@ -276,7 +278,7 @@ class Elastic(Ranks):
             return
         self._comm.abort(why)
         with suppress(RuntimeError, OSError, ConfigurationError):  # they see its end
-            self._comm.leave(json.dumps([leaf, self._training.step, why]))
+            self._comm.leave(json.dumps([leaf, self._training.step, why[: MOST_TEXT // 2]]))
 
     def close(self) -> None:
         """Let go of the communicator, and of the store."""

@@ -9,6 +9,7 @@ from weakref import ReferenceType, ref
 
 from pycollective.agree import let_all_hear
 from pycollective.errors import CollectiveError, CollectiveMismatch, ConfigurationError
+from pycollective.torch.leaves.audit import Audit
 from pycollective.torch.leaves.balance import Balance, Cost
 from pycollective.torch.leaves.log import Log
 from pycollective.torch.leaves.sampler import LeafSampler, Leaves, refuse_iterable
@@ -21,9 +22,11 @@ class Sync(Leaves, Protocol):
 
     Attributes:
         _loop_ref: the loop that has begun.
+        _audit: of its leaves, if it was asked for.
     """
 
     _loop_ref: ReferenceType[Steps] | None
+    _audit: Audit | None
 
     @property
     def _loop(self) -> Steps | None: ...
@@ -33,7 +36,9 @@ class Sync(Leaves, Protocol):
     def _end_loop(self) -> None: ...
     def _begins_again(self) -> bool: ...
     def _take_gradients(self) -> None: ...
-    def _turn(self, leaf: int) -> AbstractContextManager[None]: ...
+    def _turn(self, leaf: int, again: bool = False) -> AbstractContextManager[None]: ...
+    def _begin_audits(self) -> list[int]: ...
+    def _judge(self, audit: Audit) -> None: ...
     def _take_part(self) -> None: ...
     def _count(self, leaf: int, count: int) -> None: ...
     def _break(self, what: str, error: BaseException, leaf: int | None = None) -> None: ...
@@ -171,7 +176,7 @@ class Steps:
             )
         sync._begin_step()
         sync._take_gradients()
-        self.step = Step(sync, self, self._batches.read)
+        self.step = Step(sync, self, self._batches)
         return self.step
 
 
@@ -180,17 +185,19 @@ class Step:
 
     A leaf begins when its batch is handed out, and ends when the next batch is asked for: forward
     and one backward go between. With the last, the step is complete. On a rank without leaves there
-    are no batches, and to iterate takes part in the averages.
+    are no batches, and to iterate takes part in the averages. With `audit` there are batches of
+    other ranks' leaves, too.
 
     Attributes:
         number: of the step, from 0.
         leaf: the number of the leaf that is under way; None between leaves.
     """
 
-    def __init__(self, sync: Sync, loop: Steps, read: Callable[[int], Any]) -> None:
+    def __init__(self, sync: Sync, loop: Steps, batches: _Batches) -> None:
         self.number = sync.step
         self.leaf: int | None = None
-        self._sync, self._read = sync, read
+        self._again = False  # the leaf is another rank's
+        self._sync, self._batches = sync, batches
         self._loop: Steps | None = loop  # until the step is complete
         # Not held: a loop that is left lets go of it, which ends the leaf that is under way.
         self._turns: ReferenceType[Generator[Any, None, None]] | None = None
@@ -216,26 +223,36 @@ class Step:
     def _compute(self) -> Generator[Any, None, None]:
         sync = self._sync
         sync._refuse_broken()
+        audit = sync._audit
         while True:
-            leaves = sync.local_leaves
-            for leaf in leaves:
-                try:
-                    batch = self._read(leaf)
-                except BaseException as error:
-                    sync._break(f"the batch of leaf {leaf} of step {self.number}:", error, leaf)
-                    raise
-                with sync._turn(leaf):
-                    self.leaf = leaf
-                    try:
-                        yield batch
-                    finally:
-                        self.leaf = None
-                if sync._has_lost:
-                    break
+            yield from self._each(sync._begin_audits(), again=True)
+            yield from self._each(leaves := sync.local_leaves)
             if not leaves:
                 sync._take_part()
+            if audit is not None and audit.disputed is not None:
+                yield from self._each(audit.again, again=True)
+                sync._judge(audit)
             if not sync._begins_again():
                 return
+
+    def _each(self, leaves: Iterable[int], again: bool = False) -> Generator[Any, None, None]:
+        """Compute these leaves, unless a rank is lost; `again` if they are others'."""
+        sync = self._sync
+        read = self._batches.read_again if again else self._batches.read
+        for leaf in leaves:
+            if sync._has_lost:
+                return
+            try:
+                batch = read(leaf)
+            except BaseException as error:
+                sync._break(f"the batch of leaf {leaf} of step {self.number}:", error, leaf)
+                raise
+            with sync._turn(leaf, again):
+                self.leaf, self._again = leaf, again
+                try:
+                    yield batch
+                finally:
+                    self.leaf = None
 
     def count(self, count: int) -> None:
         """Say what this leaf's loss is a sum over, before its backward: as `LeafSync.leaf`'s.
@@ -244,7 +261,9 @@ class Step:
             ConfigurationError: there is no leaf under way, its count comes twice or after its
                 backward, or other leaves of the step have none.
         """
-        self._sync._count(self._open("count"), count)
+        leaf = self._open("count")
+        if not self._again:
+            self._sync._count(leaf, count)
 
     def log(self, **values: Any) -> None:
         """Have the mean of each of these over all leaves in `logged`, once the step is complete.
@@ -259,7 +278,9 @@ class Step:
             ConfigurationError: there is no leaf under way, it has logged a name already, or a value
                 is no number.
         """
-        self._log.add(self._open("log"), values)
+        leaf = self._open("log")
+        if not self._again:
+            self._log.add(leaf, values)
 
     @property
     def logged(self) -> dict[str, float]:
@@ -341,6 +362,10 @@ class _Batches:
         self._sync, self._loader, self._sampler = sync, loader, sampler
         self._batches: Iterator[Any] | None = None
         self._ahead = 0  # batches that are drawn before they are read
+
+    def read_again(self, leaf: int) -> Any:
+        """Return the batch of another rank's leaf of the step that is under way."""
+        return self._sampler.read(self._loader, self._sync.step, leaf)
 
     def end(self) -> None:
         """Let go of the loader's iterator, and so of its workers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -28,6 +28,7 @@ from pycollective.errors import (
 )
 from pycollective.leaves.deal import Deal
 from pycollective.torch.leaves import comparison, conditions
+from pycollective.torch.leaves.audit import Audit, audits_of
 from pycollective.torch.leaves.balance import Cost
 from pycollective.torch.leaves.buckets import Bucket, buckets_of
 from pycollective.torch.leaves.checking import Checking, checked
@@ -100,6 +101,10 @@ class LeafSync:
             CPUs, and without `fully_shard`.
         check_every: so many steps after which all ranks' weights and last averages are compared,
             as the next step begins; None for never. On CPUs, and without `fully_shard`.
+        audit: so many leaves of each step, drawn by `seed`, whose gradients another rank computes
+            again, in `steps`; None for none. Gradients that differ stop the step
+            (docs/any_number_of_ranks.md#when-a-processor-computes-wrongly). On CPUs, and without
+            `fully_shard`.
         elastic: whether the training goes on when ranks die, and lets others join
             (docs/elastic.md). `group` is then a `Communicator` that the LeafSync takes over, or
             None; the model is bare, on CPUs; and all steps are in one loop of `steps`, without
@@ -135,6 +140,7 @@ class LeafSync:
         group: dist.ProcessGroup | Communicator | None = None,
         ledger: str | Path | None = None,
         check_every: int | None = None,
+        audit: int | None = None,
         elastic: bool = False,
     ) -> None:
         if group is None and (ddps := ddps_of(model)):
@@ -147,7 +153,7 @@ class LeafSync:
         self.in_order = self._shards is not None
         self._place = place_of(model)
         self._ledger: LeafLedger | None = None
-        self._check_every = check_every
+        self._check_every, self._audits = check_every, audit
         self._state = State()
         folder = folder_of(ledger)
         with ExitStack() as undo:
@@ -207,6 +213,11 @@ class LeafSync:
             self._checking = Checking(
                 self._check_every, self._transport, weights, self._buckets, self._names
             )
+        self._audit: Audit | None = None
+        if self._audits is not None:
+            parameters = [each for bucket in self._buckets for each in bucket.parameters]
+            names = [self._names[id(each)] for each in parameters]
+            self._audit = Audit(self._audits, self.seed, names)
         self._is_open = False  # a leaf
         self._prepared = False  # the step that is under way: see elastic.py
         self._receive: Callable[[Bucket, int], None] | None = None  # while a leaf is open
@@ -340,6 +351,8 @@ class LeafSync:
         said: list[dict[str, Any]] = []
         with self._ranks.noting_loss():  # which the first step makes good
             said = agree(self._transport.all_gather, "steps", mine, check)
+        if not loops:
+            mine()  # for its error, which a loss has hidden
         [loop] = loops
         loop.begin(max(each[AHEAD] for each in said or [loop.described()]))
         self._loop_ref = ref(loop)
@@ -385,15 +398,19 @@ class LeafSync:
             yield
 
     @contextmanager
-    def _turn(self, leaf: int) -> Iterator[None]:
-        """Compute one leaf, whose count may come in this block, before its backward."""
-        leaf = self._open(leaf)
+    def _turn(self, leaf: int, again: bool = False) -> Iterator[None]:
+        """Compute one leaf, whose count may come in this block, before its backward; or compute
+        another rank's `again`, to compare it."""
+        if not again:
+            leaf = self._open(leaf)
+        self._is_whole = None
         try:
             computing = self._computing(leaf, partial(self._add, leaf))
-            with self._model.unchanged(leaf), computing:
+            kept = comparison.put_back(self._model.module) if again else nullcontext()
+            with kept, self._model.unchanged(leaf), computing:
                 begin = perf_counter()
                 yield
-                self._seconds += perf_counter() - begin
+                self._seconds += 0.0 if again else perf_counter() - begin
             self._refuse_broken()
             if self._is_whole is None:
                 raise ConfigurationError(
@@ -407,11 +424,11 @@ class LeafSync:
                 )
             with self._place.adding():
                 for bucket in self._buckets:
-                    if not bucket.added:
+                    if not (bucket.added or again):
                         bucket.add(leaf)
-                if self._ledger is not None:
+                if self._ledger is not None and not again:
                     self._ledger.writer.end_leaf()
-                if self._all_given:
+                if self._all_given and not again:
                     self._end_step()
                 else:
                     self._ranks.look()
@@ -561,233 +578,6 @@ class LeafSync:
         if self._loop is not None:  # and cannot go on
             self._loop.balance = None
 
-    def stats(self) -> dict[str, int]:
-        """Count what this LeafSync has sent from this rank.
-
-        Over ``pycollective`` to other hosts, as `Communicator.stats`; over another backend to all
-        ranks, as `pycollective.torch.ordered.stats`.
-        """
-        return self._transport.stats()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of averages and sums that it takes at most, also before the first step.
-
-        A sum is a row of fp32 with a number for each parameter's element: there are log2(m) + 1
-        rows for an aligned run of m leaves, and up to twice as many for other runs. With
-        `fully_shard` they are of this rank's shards, and of all M leaves. They are counted for the
-        leaves of the step that is under way or comes next. What calls keep to send and receive is
-        not in it.
-        """
-        added = self.local_leaves if self._shards is None else range(self.leaves)
-        rows = sum(each.accumulator.nbytes_for(added) for each in self._buckets)
-        return rows + sum(each.averages.nbytes for each in self._buckets)
-
-    def close(self) -> None:
-        """Leave the model as it was, but for its ``.grad``.
-
-        A gradient whose dtype is not its parameter's own (`grad_dtype`) is dropped.
-
-        Raises:
-            ConfigurationError: a leaf of `steps` was left before its end, and nothing has said so.
-        """
-        if self._loop is not None:
-            self._loop.leave()
-        if self._given and not self._broken:
-            self._ranks.leave(f"step {self.step} was under way when its LeafSync was closed")
-        elif not self._broken:
-            self._undo.callback(self._transport.settle)
-        self._broken = self._broken or "it was closed"
-        self._undo.close()
-        if self._left and sys.exc_info()[0] is None:
-            self._refuse_broken()
-
-    # --- A leaf.
-
-    def _open(self, leaf: int) -> int:
-        """Note a leaf, and return its number; or refuse it, and change nothing."""
-        leaf = integer(leaf, "leaf")
-        self._refuse_broken()
-        self._model.refuse_changed()
-        if leaf not in self.local_leaves:
-            mine = self.local_leaves
-            has = f"{mine[0]} to {mine[-1]}" if mine else "none"
-            has += f" in steps of {mine.step}" if mine.step > 1 else ""
-            raise ConfigurationError(
-                f"leaf {leaf} is not one of rank {self._transport.rank}, which has {has} of "
-                f"{self.leaves}"
-            )
-        if self._receive is not None:
-            raise ConfigurationError(f"leaf {leaf} begins inside another leaf")
-        if leaf in self._given:
-            lacking = [each for each in self.local_leaves if each not in self._given]
-            raise ConfigurationError(
-                f"leaf {leaf} was given to step {self.step} already, which lacks leaves {lacking}"
-            )
-        if self.in_order and leaf != (turn := self.local_leaves[len(self._given)]):
-            raise ConfigurationError(
-                f"leaf {leaf} is out of turn: the LeafSampler's next batch is of leaf {turn}"
-                if self._shards is None
-                else f"leaf {leaf} is out of turn: with fully_shard leaf {turn} is next"
-            )
-        self._given[leaf] = None
-        self._settled = self._complete = False
-        self._is_whole = None
-        if self._loop is None and len(self._given) == 1:
-            self._check_weights()
-        return leaf
-
-    def _count(self, leaf: int, count: int) -> None:
-        """Say the count of the leaf that is open, before its backward."""
-        if self._settled:
-            raise ConfigurationError(f"leaf {leaf}: its count comes once, and before its backward")
-        number = integer(count, f"leaf {leaf}: count")
-        if not 0 <= number <= MOST_COUNT:
-            raise ConfigurationError(f"leaf {leaf} has count {count}, not 0 to {MOST_COUNT}")
-        self._given[leaf] = number
-        self._settle(leaf)
-
-    def _settle(self, leaf: int) -> None:
-        """Take a leaf's count for what it is; with the last leaf's, all ranks are told."""
-        self._settled = True
-        if len({each is None for each in self._given.values()}) > 1:
-            raise ConfigurationError(f"leaf {leaf}: all leaves of a step have a count, or none")
-        if self._all_given:
-            self._announce()
-
-    @contextmanager
-    def _computing(self, leaf: int, receive: Callable[[Bucket, int], None]) -> Iterator[None]:
-        """Have gradients handed to `receive` as backward makes them."""
-        for bucket in self._buckets:
-            bucket.begin()
-        self._place.begin()
-        self._receive, self._is_open = receive, True
-        seed = seed_of(self.seed, self.step, leaf)
-        try:
-            with seeded(seed), self._place.seeded(seed), self._model.no_sync(leaf):
-                yield
-        finally:
-            self._receive, self._is_open = None, False
-
-    def _add(self, leaf: int, bucket: Bucket, place: int) -> None:
-        """Take a gradient, and add the bucket once it is full; average it in the last leaf."""
-        name, gradient = self._gradient_of(bucket, place)
-        if not self._settled:
-            self._settle(leaf)
-        if self._is_whole is not False:
-            self._is_whole = False
-            # Runs when this backward has ended, and not if it raises.
-            torch.autograd.Variable._execution_engine.queue_callback(self._have_whole)
-        if bucket.added or bucket.gradients[place] is not None:
-            raise _twice(name, leaf)
-        if self._ledger is not None:
-            self._ledger.gradient(self.step, leaf, bucket.parameters[place], gradient)
-        bucket.take(place, gradient)
-        if not bucket.missing:
-            with self._place.adding():
-                bucket.add(leaf)
-                if self._all_given:
-                    begin = perf_counter()
-                    self._average()  # may wait for ranks' counts, which is not this leaf's time
-                    self._seconds -= perf_counter() - begin
-
-    def _have_whole(self) -> None:
-        self._is_whole = True
-
-    def _gradient_of(self, bucket: Bucket, place: int) -> tuple[str, torch.Tensor]:
-        """Take it from the parameter, whose name comes with it."""
-        parameter = bucket.parameters[place]
-        name, gradient = self._names[id(parameter)], parameter.grad
-        if gradient is None:
-            raise ConfigurationError(
-                f"something else has taken the gradient of {name} in backward; step after the last "
-                "leaf"
-            )
-        parameter.grad = None
-        if gradient.is_sparse:
-            raise ConfigurationError(
-                f"the gradient of {name} is sparse, which LeafSync does not add: make the "
-                "embedding with sparse=False"
-            )
-        return name, gradient
-
-    @property
-    def _all_given(self) -> bool:
-        """Whether this rank's last leaf of the step is under way, or over."""
-        return len(self._given) == len(self.local_leaves)
-
-    def _refuse_in_loop(self) -> None:
-        self._refuse_broken()
-        if self._loop is not None:
-            raise ConfigurationError(
-                f"step {self.step} is that of sync.steps, which begins and ends its leaves: "
-                "compute them in `for batch in step`, without leaf() and finish()"
-            )
-        if self._ranks.is_elastic:
-            raise ConfigurationError(
-                "with elastic=True a step may have to be computed again, which sync.steps does: "
-                "give it a loader, in place of leaf() and finish()"
-            )
-
-    def _refuse_broken(self) -> None:
-        if self._broken:
-            self._left = False
-            raise ConfigurationError(f"this LeafSync cannot go on: {self._broken}")
-
-    def _break(self, what: str, error: BaseException, leaf: int | None = None) -> None:
-        """Note that no step can follow, and let no other rank wait for this one; `leaf` raised."""
-        if self._broken:
-            return
-        self._broken = f"{what} {in_words(error)}"
-        # Such an error the others have, or will; not always on a device, or after a change.
-        alike = isinstance(error, CollectiveError) and self._transport.waits
-        if self._ranks.is_elastic or not alike:
-            self._ranks.leave(self._broken, leaf)
-
-    def _leave(self, leaf: int) -> None:
-        """Note that the loop was left inside a leaf; Python does not say why."""
-        if not self._broken:
-            self._left = True
-            self._broken = (
-                f"leaf {leaf} of step {self.step} was left before its end, by a break, a return or "
-                "an exception, and the step has no averages: go through all leaves of a step (a "
-                "leaf is skipped by a loss times 0), and end a training between steps"
-            )
-            self._ranks.leave(self._broken, leaf)
-
-    # --- A step.
-
-    def _announce(self) -> None:
-        """Tell all ranks this one's step and counts, by the time that all compute their last."""
-        counts = [each for each in self._given.values() if each is not None]
-        self._words = StepWords(self.step, self._deal, counts, self._seconds_before)
-        self._words.tell_newcomers(self._ranks.see_newcomers())
-        # Where this rank's leaves have no counts there are none.
-        with self._place.adding(), self._ranks.noting_loss():
-            self._transport.announce(self._words, needed=bool(counts) or not self._given)
-
-    def _settle_words(self) -> None:
-        """Read what ranks have told of all steps, for its errors."""
-        if self._transport.waits:
-            return
-        self._refuse_broken()
-        try:
-            self._transport.settle()
-        except BaseException as error:
-            self._break("what ranks have told of a step:", error)
-            raise
-
-    def _check_weights(self) -> None:
-        """Compare all ranks' weights as a step without `steps` begins. Collective."""
-        if self._checking is not None:
-            try:
-                self._checking.begin_step(self.step)
-            except BaseException as error:
-                self._break(f"check_every in step {self.step}:", error)
-                raise
-
-    # --- Ranks that are lost: see elastic.py.
-
     def state(self, **objects: Any) -> None:
         """Say what a training's next step depends on, besides the model; before `steps`.
 
@@ -864,6 +654,315 @@ class LeafSync:
             raise ConfigurationError("LeafSync has a communicator with elastic=True alone")
         return self._ranks.comm
 
+    def stats(self) -> dict[str, int]:
+        """Count what this LeafSync has sent from this rank.
+
+        Over ``pycollective`` to other hosts, as `Communicator.stats`; over another backend to all
+        ranks, as `pycollective.torch.ordered.stats`.
+        """
+        return self._transport.stats()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of averages and sums that it takes at most, also before the first step.
+
+        A sum is a row of fp32 with a number for each parameter's element: there are log2(m) + 1
+        rows for an aligned run of m leaves, and up to twice as many for other runs. With
+        `fully_shard` they are of this rank's shards, and of all M leaves. They are counted for the
+        leaves of the step that is under way or comes next. What calls keep to send and receive is
+        not in it.
+        """
+        added = self.local_leaves if self._shards is None else range(self.leaves)
+        rows = sum(each.accumulator.nbytes_for(added) for each in self._buckets)
+        return rows + sum(each.averages.nbytes for each in self._buckets)
+
+    def close(self) -> None:
+        """Leave the model as it was, but for its ``.grad``.
+
+        A gradient whose dtype is not its parameter's own (`grad_dtype`) is dropped.
+
+        Raises:
+            ConfigurationError: a leaf of `steps` was left before its end, and nothing has said so.
+        """
+        if self._loop is not None:
+            self._loop.leave()
+        if self._given and not self._broken:
+            self._ranks.leave(f"step {self.step} was under way when its LeafSync was closed")
+        elif not self._broken:
+            self._undo.callback(self._transport.settle)
+        self._broken = self._broken or "it was closed"
+        self._undo.close()
+        if self._left and sys.exc_info()[0] is None:
+            self._refuse_broken()
+
+    # --- A leaf.
+
+    def _open(self, leaf: int) -> int:
+        """Note a leaf, and return its number; or refuse it, and change nothing."""
+        leaf = integer(leaf, "leaf")
+        self._refuse_broken()
+        self._model.refuse_changed()
+        if leaf not in self.local_leaves:
+            mine = self.local_leaves
+            has = f"{mine[0]} to {mine[-1]}" if mine else "none"
+            has += f" in steps of {mine.step}" if mine.step > 1 else ""
+            raise ConfigurationError(
+                f"leaf {leaf} is not one of rank {self._transport.rank}, which has {has} of "
+                f"{self.leaves}"
+            )
+        if self._receive is not None:
+            raise ConfigurationError(f"leaf {leaf} begins inside another leaf")
+        if leaf in self._given:
+            lacking = [each for each in self.local_leaves if each not in self._given]
+            raise ConfigurationError(
+                f"leaf {leaf} was given to step {self.step} already, which lacks leaves {lacking}"
+            )
+        if self.in_order and leaf != (turn := self.local_leaves[len(self._given)]):
+            raise ConfigurationError(
+                f"leaf {leaf} is out of turn: the LeafSampler's next batch is of leaf {turn}"
+                if self._shards is None
+                else f"leaf {leaf} is out of turn: with fully_shard leaf {turn} is next"
+            )
+        self._given[leaf] = None
+        self._settled = self._complete = False
+        if self._loop is None and len(self._given) == 1:
+            self._check_weights()
+        return leaf
+
+    def _count(self, leaf: int, count: int) -> None:
+        """Say the count of the leaf that is open, before its backward."""
+        if self._settled:
+            raise ConfigurationError(f"leaf {leaf}: its count comes once, and before its backward")
+        number = integer(count, f"leaf {leaf}: count")
+        if not 0 <= number <= MOST_COUNT:
+            raise ConfigurationError(f"leaf {leaf} has count {count}, not 0 to {MOST_COUNT}")
+        self._given[leaf] = number
+        self._settle(leaf)
+
+    def _settle(self, leaf: int) -> None:
+        """Take a leaf's count for what it is; with the last leaf's, all ranks are told."""
+        self._settled = True
+        if len({each is None for each in self._given.values()}) > 1:
+            raise ConfigurationError(f"leaf {leaf}: all leaves of a step have a count, or none")
+        if self._all_given:
+            self._announce()
+
+    @contextmanager
+    def _computing(self, leaf: int, receive: Callable[[Bucket, int], None]) -> Iterator[None]:
+        """Have gradients handed to `receive` as backward makes them."""
+        for bucket in self._buckets:
+            bucket.begin()
+        self._place.begin()
+        self._receive, self._is_open = receive, True
+        seed = seed_of(self.seed, self.step, leaf)
+        try:
+            with seeded(seed), self._place.seeded(seed), self._model.no_sync(leaf):
+                yield
+        finally:
+            self._receive, self._is_open = None, False
+
+    def _add(self, leaf: int, bucket: Bucket, place: int) -> None:
+        """Take a gradient, and add the bucket once it is full; average it in the last leaf."""
+        name, gradient = self._gradient_of(bucket, place)
+        if not self._settled:
+            self._settle(leaf)
+        if self._is_whole is not False:
+            self._is_whole = False
+            # Runs when this backward has ended, and not if it raises.
+            torch.autograd.Variable._execution_engine.queue_callback(self._have_whole)
+        if bucket.added or bucket.gradients[place] is not None:
+            raise _twice(name, leaf)
+        if self._audit is not None:
+            self._audit.gradient(leaf, name, gradient)
+        if leaf not in self._given:  # another rank's, of which nothing is kept
+            bucket.gradients[place] = ()
+            return
+        if self._ledger is not None:
+            self._ledger.gradient(self.step, leaf, bucket.parameters[place], gradient)
+        bucket.take(place, gradient)
+        if not bucket.missing:
+            with self._place.adding():
+                bucket.add(leaf)
+                if self._all_given:
+                    begin = perf_counter()
+                    self._average()  # may wait for ranks' counts, which is not this leaf's time
+                    self._seconds -= perf_counter() - begin
+
+    def _have_whole(self) -> None:
+        self._is_whole = True
+
+    def _gradient_of(self, bucket: Bucket, place: int) -> tuple[str, torch.Tensor]:
+        """Take it from the parameter, whose name comes with it."""
+        parameter = bucket.parameters[place]
+        name, gradient = self._names[id(parameter)], parameter.grad
+        if gradient is None:
+            raise ConfigurationError(
+                f"something else has taken the gradient of {name} in backward; step after the last "
+                "leaf"
+            )
+        parameter.grad = None
+        if gradient.is_sparse:
+            raise ConfigurationError(
+                f"the gradient of {name} is sparse, which LeafSync does not add: make the "
+                "embedding with sparse=False"
+            )
+        return name, gradient
+
+    @property
+    def _all_given(self) -> bool:
+        """Whether this rank's last leaf of the step is under way, or over."""
+        return len(self._given) == len(self.local_leaves)
+
+    def _refuse_in_loop(self) -> None:
+        self._refuse_broken()
+        if self._loop is not None:
+            raise ConfigurationError(
+                f"step {self.step} is that of sync.steps, which begins and ends its leaves: "
+                "compute them in `for batch in step`, without leaf() and finish()"
+            )
+        if self._ranks.is_elastic:
+            raise ConfigurationError(
+                "with elastic=True a step may have to be computed again, which sync.steps does: "
+                "give it a loader, in place of leaf() and finish()"
+            )
+        if self._audit is not None:
+            raise ConfigurationError(
+                "with audit= a rank computes leaves of others, whose batches sync.steps reads: "
+                "give it a loader, in place of leaf() and finish()"
+            )
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            self._left = False
+            raise ConfigurationError(f"this LeafSync cannot go on: {self._broken}")
+
+    def _break(self, what: str, error: BaseException, leaf: int | None = None) -> None:
+        """Note that no step can follow, and let no other rank wait for this one; `leaf` raised."""
+        if self._broken:
+            return
+        self._broken = f"{what} {in_words(error)}"
+        # Such an error the others have, or will; not always on a device, or after a change.
+        alike = isinstance(error, CollectiveError) and self._transport.waits
+        if self._ranks.is_elastic or not alike:
+            self._ranks.leave(self._broken, leaf)
+
+    def _leave(self, leaf: int) -> None:
+        """Note that the loop was left inside a leaf; Python does not say why."""
+        if not self._broken:
+            self._left = True
+            self._broken = (
+                f"leaf {leaf} of step {self.step} was left before its end, by a break, a return or "
+                "an exception, and the step has no averages: go through all leaves of a step (a "
+                "leaf is skipped by a loss times 0), and end a training between steps"
+            )
+            self._ranks.leave(self._broken, leaf)
+
+    # --- A step.
+
+    def _announce(self) -> None:
+        """Tell all ranks this one's step and counts, by the time that all compute their last."""
+        counts = [each for each in self._given.values() if each is not None]
+        self._words = StepWords(self.step, self._deal, counts, self._seconds_before)
+        self._words.tell_newcomers(self._ranks.see_newcomers())
+        # Where this rank's leaves have no counts there are none.
+        with self._place.adding(), self._ranks.noting_loss():
+            self._transport.announce(self._words, needed=bool(counts) or not self._given)
+
+    def _settle_words(self) -> None:
+        """Read what ranks have told of all steps, for its errors."""
+        if self._transport.waits:
+            return
+        self._refuse_broken()
+        try:
+            self._transport.settle()
+        except BaseException as error:
+            self._break("what ranks have told of a step:", error)
+            raise
+
+    def _check_weights(self) -> None:
+        """Compare all ranks' weights as a step without `steps` begins. Collective."""
+        if self._checking is not None:
+            try:
+                self._checking.begin_step(self.step)
+            except BaseException as error:
+                self._break(f"check_every in step {self.step}:", error)
+                raise
+
+    def _take_gradients(self) -> None:
+        """Make every ``.grad`` None: an optimizer that steps too early does nothing."""
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def _take_part(self) -> None:
+        """Complete a step in which this rank has no leaves."""
+        try:
+            self._place.begin()
+            self._announce()
+            self._end_step()
+        except BaseException as error:
+            self._break(f"step {self.step} raised", error)
+            raise
+
+    def _average(self) -> None:
+        """Begin to average the buckets whose turn it is; in one order on all ranks."""
+        with self._ranks.noting_loss():
+            for bucket in self._buckets[self._averaging :]:
+                if self._has_lost or (self.local_leaves and not bucket.added):
+                    return
+                self._averaging += 1
+                self._transport.average(bucket, self._deal)
+
+    def _end_step(self) -> None:
+        """Average what has not been yet, wait for all, and hand the averages out."""
+        self._average()
+        with self._ranks.noting_loss():
+            if self._has_lost:
+                return
+            self._transport.finish()
+            if self._loop is not None:
+                self._loop.exchange(self._transport, self._words)
+            if self._audit is not None and self._audit.compare(self._transport):
+                return  # a third rank computes that leaf
+            self._prepared = True
+            self._ranks.commit(self._words)
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Hand the averages out, which are there on all ranks: the step is complete."""
+        self._prepared = False
+        if self._loop is not None:
+            self._loop.complete(self._words)
+        self._seconds_before, self._seconds = self._seconds, 0.0
+        self._averaging = 0
+        self._given.clear()
+        for bucket in self._buckets:
+            bucket.accumulator.reset()
+            bucket.hand_out()
+        if self._ledger is not None:
+            self._ledger.end_step(self.step, self._buckets)
+        if self._checking is not None:
+            self._checking.averaged = True
+        self.step += 1
+        self._complete = self._loop is None
+
+    def _begin_audits(self) -> list[int]:
+        """Begin a step's audits; return the leaves of others that this rank computes."""
+        if self._audit is None:
+            return []
+        self._audit.begin(self.step, self._deal, self._transport.rank)
+        return self._audit.again
+
+    def _judge(self, audit: Audit) -> None:
+        """Raise on all ranks who has computed a leaf wrongly, unless a rank is lost. Collective."""
+        try:
+            with self._ranks.noting_loss():
+                audit.judge(self._transport)
+        except BaseException as error:
+            self._break(f"audit of step {self.step}:", error)
+            raise
+
+    # --- Ranks that are lost: see elastic.py.
+
     @property
     def _transport(self) -> Transport:
         return self._ranks.transport
@@ -925,61 +1024,6 @@ class LeafSync:
         for bucket in self._buckets:
             bucket.accumulator.reset()
 
-    def _take_gradients(self) -> None:
-        """Make every ``.grad`` None: an optimizer that steps too early does nothing."""
-        for bucket in self._buckets:
-            bucket.begin()
-
-    def _take_part(self) -> None:
-        """Complete a step in which this rank has no leaves."""
-        try:
-            self._place.begin()
-            self._announce()
-            self._end_step()
-        except BaseException as error:
-            self._break(f"step {self.step} raised", error)
-            raise
-
-    def _average(self) -> None:
-        """Begin to average the buckets whose turn it is; in one order on all ranks."""
-        with self._ranks.noting_loss():
-            for bucket in self._buckets[self._averaging :]:
-                if self._has_lost or (self.local_leaves and not bucket.added):
-                    return
-                self._averaging += 1
-                self._transport.average(bucket, self._deal)
-
-    def _end_step(self) -> None:
-        """Average what has not been yet, wait for all, and hand the averages out."""
-        self._average()
-        with self._ranks.noting_loss():
-            if self._has_lost:
-                return
-            self._transport.finish()
-            if self._loop is not None:
-                self._loop.exchange(self._transport, self._words)
-            self._prepared = True
-            self._ranks.commit(self._words)
-            self._hand_out()
-
-    def _hand_out(self) -> None:
-        """Hand the averages out, which are there on all ranks: the step is complete."""
-        self._prepared = False
-        if self._loop is not None:
-            self._loop.complete(self._words)
-        self._seconds_before, self._seconds = self._seconds, 0.0
-        self._averaging = 0
-        self._given.clear()
-        for bucket in self._buckets:
-            bucket.accumulator.reset()
-            bucket.hand_out()
-        if self._ledger is not None:
-            self._ledger.end_step(self.step, self._buckets)
-        if self._checking is not None:
-            self._checking.averaged = True
-        self.step += 1
-        self._complete = self._loop is None
-
     # --- At the beginning.
 
     def _look_at(
@@ -1002,6 +1046,8 @@ class LeafSync:
         described = self._model.described()
         sharded = self._shards is not None
         self._check_every = checked(self._check_every, self._place.device, sharded)
+        ranks_now = None if self._ranks.is_elastic else self._transport.size
+        self._audits = audits_of(self._audits, self.leaves, ranks_now, self._place.device, sharded)
         self._said = {
             "ranks of fully_shard's mesh": ranks,
             "leaves": self.leaves,
@@ -1010,6 +1056,7 @@ class LeafSync:
             "bucket_cap_mb": bucket_cap_mb,
             "ledger": ledger,
             "check_every": self._check_every,
+            "audit": self._audits,
             "elastic": self._ranks.is_elastic,
             **self._conditions,
             _PARAMETERS: [len(described), sha256(repr(described).encode()).hexdigest()],
