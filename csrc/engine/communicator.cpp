@@ -752,6 +752,7 @@ std::vector<int> Communicator::gone() {
   if (forked()) return {};
   std::vector<int> ranks;
   if (Messenger* const messenger = group_->messenger()) {
+    messenger->probe();
     messenger->poll();
     ranks = messenger->gone();
   }

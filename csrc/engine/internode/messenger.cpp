@@ -17,6 +17,7 @@ namespace pycollective {
 namespace {
 
 constexpr std::chrono::milliseconds kListenAgain{100};
+constexpr std::chrono::milliseconds kProbeAgain{200};
 constexpr std::size_t kControlBytes = 1024;
 // The last messages of a peer that has left may still be on their way. They come one by one, since
 // one receive at a time is posted for the calls of a lane.
@@ -535,6 +536,22 @@ void Messenger::set_notice(Notice notice) {
 }
 
 // Ranks that have left, or cannot be reached any more.
+
+void Messenger::probe() {
+  const std::lock_guard lock(mutex_);
+  if (closing_ || Clock::now() < probe_again_) return;
+  probe_again_ = Clock::now() + kProbeAgain;
+  reap(false);
+  for (const int rank : ranks_) {
+    const auto known = peers_.find(rank);
+    if (known != peers_.end() && (known->second.left || known->second.lost)) continue;
+    try {
+      say(MessageKind::kReminder, FailureKind::kNone, nullptr, 0, rank);
+    } catch (const std::exception&) {
+      continue;  // as tell()
+    }
+  }
+}
 
 std::vector<int> Messenger::gone() const {
   const std::lock_guard lock(mutex_);

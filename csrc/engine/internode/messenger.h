@@ -188,6 +188,9 @@ class Messenger {
   // A rank that has called something else under the same number.
   std::optional<std::pair<int, NumberedCall>> find_other_call(const NumberedCall& mine) const;
 
+  // Sends to all other ranks, now and then, what they ignore: so a later poll() finds those that
+  // cannot be reached, also where no message is under way.
+  void probe();
   // The ranks that have said goodbye or cannot be reached any more, as of the last poll().
   std::vector<int> gone() const;
   // The first failure that was heard of, or that an awaited rank is lost.
@@ -281,6 +284,7 @@ class Messenger {
   std::vector<Inbox> control_;  // where failures, goodbyes and reminders arrive
   std::size_t oldest_ = 0;      // of control_
   Clock::time_point listen_again_{};
+  Clock::time_point probe_again_{};
   std::vector<Sent> sent_;
   std::size_t reap_at_ = 16;
   std::vector<MessageBuffer> spare_;
