@@ -387,7 +387,7 @@ def test_a_newcomer_that_dies_at_any_step_keeps_nobody_out():
 
 OTHERS = {  # variables of a newcomer, and what its error says
     "PYCOLLECTIVE_TUNING": ("tests/no_such_table", "tests/no_such_table"),
-    "PYCOLLECTIVE_WIRE": ("exact", "device, wire exact"),
+    "PYCOLLECTIVE_WIRE": ("exact", "wire exact, no device"),
     "PYCOLLECTIVE_TOPOLOGY": ("2x1", "unset PYCOLLECTIVE_TOPOLOGY"),
 }
 

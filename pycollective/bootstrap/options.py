@@ -55,7 +55,7 @@ class InitOptions:
     @property
     def more(self) -> str:
         """Other options that all ranks must have been given alike, in words."""
-        return f"{'no' if self.device is None else 'a'} device, wire {self.wire}"
+        return f"wire {self.wire}, {'no' if self.device is None else 'a'} device"
 
     def apply(self, communicator: Communicator) -> Communicator:
         """Return the communicator, once it has its wire and its device."""

@@ -184,7 +184,7 @@ sys.exit(6)
 )
 def test_too_few_ranks_end_the_job(program, fewest, arguments, others, reason):
     options = ["-n", 2, "--min", fewest, "--max-restarts", 0]
-    command = timed(_NOTICE=0.1)
+    command = timed(_NOTICE=0.1, _SAVING=0.1)
     done = elastic(*options, program(RANK + FEWER_AND_FEWER), *arguments, command=command)
     said, pids = without_pids(done.stderr)
     named = "pycollective run: rank {} of 2 (pid P) ended with status {}; "
