@@ -272,14 +272,16 @@ def disturbed(
     with started(training, show) as job:
         for event in job:
             moment, done = event.moment, len(job.kills)
-            # The others become fewer as one has just been killed.
-            due = (done - (moment == "shrinking")) * every
-            if moment not in plan or job.step < due or job.doing[event.process] is not event:
+            # What comes because of a kill may come before the next is due.
+            due = (done - (moment not in _OF_ONE)) * every
+            if done >= kills or job.step < due or job.doing[event.process] is not event:
                 continue
-            if moment in _OF_ONE and (
-                moment != next(each for each in plan if each in _OF_ONE)
-                or event.process != rng.choice(sorted(job.members))
-            ):
+            whole = len(job.members) == training.ranks or not training.replaced
+            of_one = next((each for each in plan if each in _OF_ONE), _OF_ONE[-1] if whole else "")
+            if moment not in _OF_ONE:
+                if moment not in plan:
+                    continue
+            elif moment != of_one or event.process != rng.choice(sorted(job.members)):
                 continue
             time.sleep(rng.uniform(0, MOMENTS[moment]))
             job.look()
@@ -287,7 +289,7 @@ def disturbed(
             if moment in _OF_ONE:
                 able &= {event.process}
             if able:
-                plan.remove(moment)
+                plan.remove(moment if moment in plan else plan[0])
                 job.kill(rng.choice(sorted(able)))
         end = End.of(job, training)
         return {
