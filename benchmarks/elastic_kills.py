@@ -277,7 +277,7 @@ def disturbed(
             if done >= kills or job.step < due or job.doing[event.process] is not event:
                 continue
             whole = len(job.members) == training.ranks or not training.replaced
-            of_one = next((each for each in plan if each in _OF_ONE), _OF_ONE[-1] if whole else "")
+            of_one = next((each for each in plan if each in _OF_ONE), _OF_ONE[0] if whole else "")
             if moment not in _OF_ONE:
                 if moment not in plan:
                     continue

@@ -151,19 +151,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.storm
 @pytest.mark.usefixtures("forked")
 def test_the_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [
-        "--steps",
-        "4",
-        "--pairs",
-        "2",
-        "--repeats",
-        "1",
-        "--caps",
-        "0.05,25",
-        "--kills",
-        "1",
-    ]
-    status = demo.main(["--out", str(tmp_path), *options])
+    options = ["--steps", "4", "--pairs", "2", "--repeats", "1", "--caps", "0.05,25"]
+    status = demo.main(["--out", str(tmp_path), *options, "--kills", "2"])
     done = capsys.readouterr()
     assert status == 0, done.out + done.err
     assert done.err.startswith("10 runs of 4 steps on 4 ranks: about 1 minute on ")

@@ -107,7 +107,7 @@ def test_a_rank_that_is_killed_changes_no_bit():
     undisturbed, killed = COMMANDS["elastic_leaves"]
     good, said = run_all.run(Path(sys.executable), undisturbed)
     assert good, said
-    assert re.fullmatch(r"loss 0\.0\d+; weights \w{16}", said)
+    assert re.fullmatch(r"\[0\] loss 0\.0\d+; weights \w{16}", said)
     assert run_all.run(Path(sys.executable), killed) == (True, said)
 
 
