@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -13,8 +14,10 @@ from pycollective.config import ENV_LEDGER
 from pycollective.ledger.compare import compare
 from pycollective.ledger.reader import read
 from pycollective.torch import LedgerState, all_reduce_hook
+from tests.torch.groups import standing_group
+from tests.torch.ordered_groups import own_group
 from tests.torch.test_ddp import SMALL, TINY, WHOLE, Net
-from tests.torch.test_leaf_ledger import OVER, by_an_ulp
+from tests.torch.test_leaf_ledger import by_an_ulp
 
 STEPS = 4
 
@@ -23,7 +26,12 @@ def trained(comm, folder, over="pycollective", cap=WHOLE, plant=None, step=0):
     """Train with the hook, three micro-batches a step; perhaps change a gradient on rank 1."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    group = OVER[over](comm)
+    # Other tests may have left calls on the standing group.
+    with own_group(comm) if over == "gloo" else nullcontext(standing_group(comm)) as group:
+        return trained_over(comm, group, folder, cap, plant, step)
+
+
+def trained_over(comm, group, folder, cap, plant, step):
     ddp = DistributedDataParallel(Net(), process_group=group, bucket_cap_mb=cap)
     ddp.register_comm_hook(LedgerState(ddp, folder, step), all_reduce_hook)
     optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
@@ -72,7 +80,7 @@ def test_a_run_that_is_resumed_says_its_first_step(pool, tmp_path):
 
 def failing(comm, folder):
     """What backward raises where rank 1 has a larger model."""
-    group = OVER["pycollective"](comm)
+    group = standing_group(comm)
     ddp = DistributedDataParallel(torch.nn.Linear(2, 1), process_group=group)
     ddp.register_comm_hook(LedgerState(ddp, folder), all_reduce_hook)
     loss = ddp(torch.ones(1, 2)).sum()
@@ -88,7 +96,7 @@ def test_backward_raises_what_the_average_did(pool, tmp_path):
 
 
 def asked_for(comm, folder):
-    group = OVER["pycollective"](comm)
+    group = standing_group(comm)
     ddp = DistributedDataParallel(torch.nn.Linear(2, 1), process_group=group)
     with mock.patch.dict("os.environ", {ENV_LEDGER: str(folder)}):
         ddp.register_comm_hook(None, all_reduce_hook)

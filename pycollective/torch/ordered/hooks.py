@@ -77,7 +77,7 @@ def all_reduce_hook(
     """
     if isinstance(state, LedgerState):
         return state.noted(bucket, average(bucket.buffer(), state.group))
-    if bucket.index() == 0 and folder_of(None) is not None:
+    if folder_of(None) is not None and bucket.index() == 0:
         raise ConfigurationError(
             f"{ENV_LEDGER} is set, and the hook does not know the parameters' names: "
             "ddp.register_comm_hook(LedgerState(ddp), all_reduce_hook)"
