@@ -190,6 +190,14 @@ class Communicator(_core.Communicator):
         return self._world.host_of
 
     @property
+    def left(self) -> dict[int, str]:
+        """The ranks that called `leave` as `shrink` or `grow` made this communicator, and why.
+
+        By their numbers in the communicator before.
+        """
+        return {} if self._membership is None else dict(self._membership.left)
+
+    @property
     def device(self) -> int | None:
         """The GPU that it was made for, as CUDA counts; None if it was made for none."""
         return self._device_path.device if self._device_path else None
@@ -388,7 +396,7 @@ class Communicator(_core.Communicator):
         It waits for nobody, but over MPI, where the others must call `shrink`.
 
         Args:
-            why: what the others are told.
+            why: what the others read in `left` of their new communicator; 1,000 characters.
 
         Raises:
             ConfigurationError: as `shrink`.

@@ -239,7 +239,7 @@ def leave(comm):
     made = comm.shrink()
     all_work(made, "all")
     with made:
-        return made._membership.left, made.rank, made.size, comm.closed
+        return made.left, made.rank, made.size, comm.closed
 
 
 def test_a_rank_may_leave_and_the_others_hear_why():
@@ -497,7 +497,7 @@ if last:
     assert made is None
 else:
     comm = comm.shrink()
-    assert works(comm) and comm._membership.left == {size - 1: "tired"}
+    assert works(comm) and comm.left == {size - 1: "tired"}
 sys.stdout.write(f"RANK {comm.rank} {size} {step} {late} {comm.host_of}\\n")
 sys.stdout.flush()
 os._exit(0)  # MPI's own end may wait for the dead

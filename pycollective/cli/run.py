@@ -97,8 +97,9 @@ def run(options: argparse.Namespace) -> int:
     at once, or after 0.1 to 30 s if the one before has not got as far as joining.
     It has the rank's core, its standard input and its tag; with --log-dir its files
     are DIR/R/stdout.1.log and so on. PYCOLLECTIVE_JOINS=1 tells it what it is. The
-    job fails when no rank that had joined is left, when fewer than --min are left,
-    and when a rank fails before the ranks have met.
+    job fails when no rank that had joined is left, when a rank fails before the
+    ranks have met, and when fewer than --min are left; those that have ended well,
+    and places that are still to be filled, count.
 
     Exit status: that of the rank that failed first, or 128 and its signal's number;
     2: there is no such program.

@@ -298,8 +298,7 @@ class Elastic(Ranks):
 
     def _refuse_again(self) -> None:
         """Refuse a leaf that has failed on two ranks: it will on all."""
-        membership = self.comm._membership
-        for rank, text in membership.left.items() if membership is not None else ():
+        for rank, text in self.comm.left.items():
             try:
                 leaf, step, why = json.loads(text)
             except ValueError:  # it has not left by `leave`
