@@ -17,7 +17,6 @@ These are the keys, each after ``pycollective/``:
 
 - ``<prefix>/<epoch>/<attempt>/came/<rank>``: this rank has come: whether it admits newcomers, or,
   in words, why it leaves.
-- ``<prefix>/<epoch>/<attempt>/gone/<rank>``: another rank sees that this one is gone.
 - ``<prefix>/<epoch>/<attempt>/decision``: the ranks of the next epoch.
 - ``<prefix>/<epoch>/joined``: whether the ranks of this epoch have joined, or why not.
 - ``newcomers/<number>``: a process that wants to join, numbered from 1 in the order of coming.
@@ -219,13 +218,7 @@ class Membership:
         while not store.check([f"{keys}/decision"]):
             gone = {*comm._gone()}  # first: who leaves says so before
             for rank in last.members:
-                if rank in said:
-                    continue
-                if rank in gone:  # which another host's ranks may see much later
-                    store.set(f"{keys}/gone/{rank}", b"")
-                elif store.check([f"{keys}/gone/{rank}"]):
-                    gone.add(rank)
-                if store.check([f"{keys}/came/{rank}"]):
+                if rank not in said and store.check([f"{keys}/came/{rank}"]):
                     with refusing_unreadable(f"what rank {rank} says of itself"):
                         said[rank] = json.loads(store.get(f"{keys}/came/{rank}"))
                         if not isinstance(said[rank], bool | str):

@@ -96,7 +96,8 @@ class Comparison:
     def __str__(self) -> str:
         lines = [] if self.finding is None else [str(self.finding), *self._beside(self.finding)]
         before = "" if self.finding is None else "before that "
-        agreed = f"{self.agreed} steps have the same bits, to step {self.last}"
+        many = "1 step has" if self.agreed == 1 else f"{self.agreed} steps have"
+        agreed = f"{many} the same bits, to step {self.last}"
         lines.append(before + (agreed if self.agreed else "no step is in both runs"))
         if self.finding is None and not self.same:
             for path, (first, last, count) in zip(self.paths, self.steps, strict=True):
