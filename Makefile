@@ -5,12 +5,13 @@
 # make test      every test but the whole table under mpiexec, which is make test-mpi, and what
 #                takes long, as thousands of processes that end do, which is make storm; 1,024
 #                ranks: make scale
-# make test-torch-suite  PyTorch's own tests of torch.distributed: docs/torch_suite.md
+# make test-torch-suite  PyTorch's own tests of torch.distributed: docs/measured/torch_suite.md
 # make wheel     a wheel of this Python and an sdist, in dist/; make test-wheel installs the wheel into
 #                an environment without compiler, make or git, and tries it
 # make examples  all programs of examples/, with the packages that some of them need
 # make bench     the committed benchmarks (out of benchmarks/)
 # make gpu       all that one GPU can show, with this python3 as it is: no network, no .venv
+# make docs      the documentation site, in out/docs: begin at out/docs/index.html
 # make lint      ruff, mypy, clang-format
 # make sanitize  native tests, each under TSan or under ASan; with EVERY=1 all under both, with those of
 #                GPUs and each instruction set's kernels
@@ -24,7 +25,7 @@ SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name
 # What the build reads besides.
 EMBEDDED := csrc/cuda/embed.py
 
-.PHONY: install build shims demo test mpi-environments test-together test-alone test-mpi test-torch-suite wheel test-wheel examples storm scale bench gpu lint format standin native-parts sanitize clean
+.PHONY: install build shims demo test mpi-environments test-together test-alone test-mpi test-torch-suite wheel test-wheel examples storm scale bench gpu docs lint format standin native-parts sanitize clean
 
 install: $(VENV)/.built $(VENV)/.imported
 
@@ -75,7 +76,7 @@ test-mpi: mpi-environments
 	  tests/bootstrap/test_mpi.py
 
 test-torch-suite: install
-	$(BIN)/python -m tests.torch.pytorch_suite.report docs/torch_suite.md
+	$(BIN)/python -m tests.torch.pytorch_suite.report docs/measured/torch_suite.md
 
 # What `make install` has compiled is packed as it is. All else that an earlier build left is removed,
 # or a module that is gone would be packed too. Torch's libraries come with torch.
@@ -120,6 +121,9 @@ bench: install
 GPU_OUT ?= benchmarks/results
 gpu:
 	$(PYTHON) -m benchmarks.gpu.run --out $(GPU_OUT)
+
+docs: install
+	$(BIN)/python -m sphinx -q -j auto -b html docs out/docs
 
 lint: $(VENV)/.requirements
 	$(BIN)/ruff check .

@@ -354,7 +354,7 @@ def _met(ratio: float, bound: float) -> str:
 
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"measured": readme},
-    "docs/measured.md": {
+    "docs/measured/speed.md": {
         "machine": machine,
         "targets": targets,
         "all-reduce": all_reduce,
@@ -363,12 +363,12 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "two hosts": two_hosts,
         "accumulator": accumulator,
     },
-    "docs/any_number_of_ranks.md": {
+    "docs/reference/any_number_of_ranks.md": {
         "leaf steps": leaf_step,
         "leaf balance": leaf_balance,
     },
-    "docs/ledger.md": {"ledger": ledger},
-    "docs/elastic.md": {
+    "docs/reference/ledger.md": {"ledger": ledger},
+    "docs/reference/elastic.md": {
         "elastic kills": elastic_kills,
         "elastic moments": elastic_moments,
         "elastic cost": elastic_cost,

@@ -73,7 +73,7 @@ def _codec(x: Array, packed: Array, simd: str) -> tuple[bytes, bytes]:
 
 
 def pack_into(x: Array, out: Array, simd: str = "") -> int:
-    """Pack `x`, as messages to other hosts are packed (docs/wire.md), into an array of uint8 that
+    """Pack `x`, as messages to other hosts are packed (wire.md), into an array of uint8 that
     has room for as many bytes; how many it took.
 
     Raises:

@@ -77,7 +77,7 @@ struct ReduceOpTraits {
   ReduceOp op;
   const char* name;
   bool ordered;  // of floats: rounds, so the order shows, and partial results stay unrounded
-  // For which numbers it has a meaning (docs/contract.md).
+  // For which numbers it has a meaning (docs/reference/contract.md).
   bool floats;
   bool integers;
   bool truths;

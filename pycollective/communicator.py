@@ -37,7 +37,7 @@ _log = logging.getLogger("pycollective")
 # In place of a rank, for `recv`: the first message of the tag, from whichever rank.
 ANY_SOURCE = None
 
-# How what goes to other hosts may travel (docs/wire.md).
+# How what goes to other hosts may travel (docs/inside/wire.md).
 WIRES: tuple[Wire, ...] = tuple(_core.wires())
 
 
@@ -104,7 +104,7 @@ class Communicator(_core.Communicator):
     Arguments that calls have in common:
 
     - `op`: ``"sum"``, ``"prod"``, ``"avg"`` (the sum, divided once by the number of ranks),
-      ``"min"``, ``"max"``, and bitwise ``"band"``, ``"bor"``, ``"bxor"``. docs/contract.md says
+      ``"min"``, ``"max"``, and bitwise ``"band"``, ``"bor"``, ``"bxor"``. contract.md says
       which dtypes have which, and which bits come out, whatever the algorithm.
     - `algorithm`: ``"auto"``, which takes what is fastest, or ``"direct"``, ``"ring"``, ``"tree"``,
       ``"halving_doubling"``, ``"recursive_doubling"``, ``"hierarchical"``; the same on all ranks.
@@ -114,7 +114,7 @@ class Communicator(_core.Communicator):
       torch, CuPy or cuda.core. None for the one that the array names, or else the legacy default
       stream. Where `device_path` is ``"peer"`` and the stream has a name, the result comes in that
       stream's order, after the call has returned or its `Work` is done; if it then ends badly, the
-      next call, `close` or `failure` tells (docs/gpu.md).
+      next call, `close` or `failure` tells (docs/inside/gpu.md).
 
     **Accumulators.** `all_reduce`, `reduce` and `reduce_scatter` take a `pycollective.Accumulator`
     in place of x, of one size and as many leaves on all ranks. The leaves are micro-batches. Each
@@ -133,7 +133,7 @@ class Communicator(_core.Communicator):
     - `ConfigurationError`: the arguments cannot be right, and nothing has moved; or the
       communicator is closed.
     - `CollectiveError`, by its kinds `CollectiveMismatch`, `CollectiveTimeout`, `PeerFailure` and
-      `CollectiveAborted` (docs/errors.md): the group has failed, on all ranks, and makes no more
+      `CollectiveAborted` (errors.md): the group has failed, on all ranks, and makes no more
       calls.
     """
 

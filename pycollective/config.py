@@ -27,7 +27,7 @@ ENV_PORT = "PYCOLLECTIVE_PORT"
 ENV_DEVICE_PATH = "PYCOLLECTIVE_DEVICE_PATH"
 ENV_LATE_AFTER = "PYCOLLECTIVE_LATE_AFTER"
 ENV_LEDGER = "PYCOLLECTIVE_LEDGER"
-# Every variable PYCOLLECTIVE_…; tests/test_documents.py holds this to docs/variables.md.
+# Every variable PYCOLLECTIVE_…; tests/test_documents.py holds this to variables.md.
 VARIABLES = (
     *(ENV_RANK, ENV_SIZE, ENV_STORE, ENV_SECRET, ENV_SECRET_FILE, ENV_TOPOLOGY, ENV_TUNING),
     *(ENV_WIRE, ENV_PORT, ENV_DEVICE_PATH, ENV_LATE_AFTER, ENV_ELASTIC, ENV_JOINS, ENV_LEDGER),
@@ -61,7 +61,7 @@ def unknown_variables() -> list[str]:
             continue
         near = get_close_matches(name.upper(), VARIABLES, 1, 0.87)
         if near or name.startswith("PYCOLLECTIVE_"):
-            cure = f"did you mean {near[0]}?" if near else "docs/variables.md lists those it has"
+            cure = f"did you mean {near[0]}?" if near else "variables.md lists those it has"
             said.append(f"pycollective has no environment variable {name}: {cure}")
     return said
 

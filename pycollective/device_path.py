@@ -1,4 +1,4 @@
-"""The device path: how calls on GPUs' arrays go, as a communicator's ranks agree (docs/gpu.md).
+"""The device path: how calls on GPUs' arrays go, as a communicator's ranks agree (gpu.md).
 
 Each rank makes a mailbox in its GPU's memory, and all tell each other where it is, or why there is
 none. Each maps all others', and all tell each other whether they could. If all could, kernels over

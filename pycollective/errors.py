@@ -1,4 +1,4 @@
-"""The error hierarchy (docs/errors.md).
+"""The error hierarchy (docs/reference/errors.md).
 
 A `CollectiveError` fails the communicator: it refuses further work at once, on every rank. Buffers
 of the failed call are undefined, all others are untouched. `Communicator.failure` keeps the cause.

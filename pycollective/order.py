@@ -1,4 +1,4 @@
-"""The order of a reduction: which partial result is added to which (docs/contract.md).
+"""The order of a reduction: which partial result is added to which (docs/reference/contract.md).
 
 A node is the half-open range ``(lo, hi)`` of leaves that it is the result of. A left child always
 holds a power of two of leaves, so siblings and parents follow from the two numbers alone.

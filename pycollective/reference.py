@@ -1,6 +1,6 @@
 """The contract in NumPy: every kernel, algorithm and transport must give the same bits.
 
-As short as it can be, and independent of the native code. ``docs/contract.md`` says it in words.
+As short as it can be, and independent of the native code. ``contract.md`` says it in words.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-# How elements are combined; which types have which: docs/contract.md.
+# How elements are combined; which types have which: docs/reference/contract.md.
 ReduceOp: TypeAlias = Literal["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"]
-# How a collective moves its data (docs/algorithms.md); "auto": as is fastest.
+# How a collective moves its data (docs/inside/algorithms.md); "auto": as is fastest.
 Algorithm: TypeAlias = Literal[
     "auto", "direct", "ring", "tree", "halving_doubling", "recursive_doubling", "hierarchical"
 ]
-# How what goes to other hosts travels (docs/wire.md).
+# How what goes to other hosts travels (docs/inside/wire.md).
 Wire: TypeAlias = Literal["raw", "exact"]
 # What carries messages between hosts; "shm": nothing does, all ranks are on one host.
 Transport: TypeAlias = Literal["shm", "mpi", "gloo"]
@@ -38,7 +38,7 @@ Dtype: TypeAlias = Literal[
     "float8_e5m2",
 ]
 
-# Options of compression (docs/compression.md).
+# Options of compression (docs/reference/compression.md).
 Between: TypeAlias = Literal["hosts", "ranks"]
 By: TypeAlias = Literal["tensor", "chunk"]
 Values: TypeAlias = Literal["float32", "bfloat16", "float16"]

@@ -59,7 +59,7 @@ def test_as_many_ranks_share_a_host_as_the_core_has_room_for():
 
 
 # Who else names types: the reference; measurements' inputs, which must stay as they are; and what
-# docs/wire.md has formats for.
+# docs/inside/wire.md has formats for.
 MAY_NAME_TYPES = {
     "pycollective/bench/plot.py",  # `bench --peers bfloat16`: our own ranks, in that type
     "pycollective/bench/record.py",  # likewise

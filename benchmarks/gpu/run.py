@@ -6,7 +6,7 @@ Nothing is installed and nothing fetched. Each step (steps.py) is a process of i
 limit; one that fails, or cannot run here, stops no other, and is listed with its reason, as is what
 is left when the time for everything is over. Where MPS can be had (mps.py), steps whose kernels
 wait for another process's run under it. Writes DIR/gpu.json after each step, so that a run that is
-cut leaves what it has, and prints a table (shown.py). On the stand-in for the driver (docs/gpu.md)
+cut leaves what it has, and prints a table (shown.py). On the stand-in for the driver (gpu.md)
 the results are none of a GPU's: then DIR must be another than benchmarks/results.
 """
 

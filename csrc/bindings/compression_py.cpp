@@ -481,11 +481,11 @@ void bind_compression(py::module_& module) {
   module.def("quantized_bytes", or_raise(payload_bytes), py::arg("codec"), py::arg("chunk"),
              py::arg("count"),
              "Bytes of the payload of so many elements, with a scale for each `chunk` of them "
-             "(docs/wire.md).");
+             "(docs/inside/wire.md).");
   module.def("pack_indices_bound", or_raise(pack_indices_bound), py::arg("count"), size,
              "The bytes that pack_indices needs room for.");
   module.def("pack_indices", or_raise(pack_indices), indices, size, out, simd,
-             "Pack indices that ascend strictly below `size` into uint8 `out` (docs/wire.md); "
+             "Pack indices that ascend strictly below `size` into uint8 `out` (wire.md); "
              "returns how many bytes.");
   module.def("unpack_indices", or_raise(unpack_indices), py::arg("payload"), size, indices, simd,
              "The inverse, for the exact bytes of a payload of as many indices as `indices` has "

@@ -312,7 +312,7 @@ void bind_reductions(py::module_& module) {
   module.def("sum_squares", or_raise(sum_squares), py::arg("arrays"), py::arg("rows"),
              py::arg("out"), py::arg("simd") = "",
              "Sums of squares, in float64: of each array those of its nodes, which have so many "
-             "rows of dimension 0, one behind the other (docs/contract.md, Norms). Of int16 an "
+             "rows of dimension 0, one behind the other (contract.md, Norms). Of int16 an "
              "element is a bfloat16's bits.");
   module.def(
       "simd_levels",

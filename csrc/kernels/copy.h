@@ -2,7 +2,7 @@
 //
 // libc's does: on AMD's Zen 3 and 4 it takes `rep movsb` from 2 KiB on, which goes byte by byte
 // where the destination lies a little behind the source modulo a page (glibc bug 30994), as NumPy's
-// arrays do. docs/architecture.md has what either costs.
+// arrays do. docs/inside/architecture.md has what either costs.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Compression of a whole bucket: the loops over a table of segments. pycollective/segments.py says
-// what is in a table and in `found`, docs/wire.md what is in a message.
+// what is in a table and in `found`, docs/inside/wire.md what is in a message.
 //
 // What a row names must be there: addresses, places in messages, entries, words of items. The
 // caller's floating-point environment must be the IEEE default: hold a FloatEnvironment.

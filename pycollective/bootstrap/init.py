@@ -97,7 +97,7 @@ def init(
             ``algorithm="auto"`` chooses; ``""`` for none. Also the environment variable
             PYCOLLECTIVE_TUNING; the same measurements on all ranks.
         wire: how data go to other hosts: ``"raw"``, the default, or ``"exact"`` (packed, the same
-            bits arrive), which is faster on links of up to some 10 Gbit/s (docs/wire.md). Also the
+            bits arrive), which is faster on links of up to some 10 Gbit/s (wire.md). Also the
             environment variable PYCOLLECTIVE_WIRE; the same on all ranks.
         device: a GPU, ``"cuda"`` (one for each rank of a host, in turn), ``"cuda:1"`` or a number,
             on all ranks or none. Its kernels carry out calls on arrays there if all ranks can map

@@ -160,7 +160,7 @@ def _number(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-# From docs/wire.md alone: a payload of zeros is the shortest there is. What data really take is
+# From wire.md alone: a payload of zeros is the shortest there is. What data really take is
 # measured (benchmarks/results/packing.json), not known here.
 BLOCK = 128  # elements
 HEADERS = {"float16": 3, "bfloat16": 3, "float32": 4}  # bytes a block, of the types with a codec

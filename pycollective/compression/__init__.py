@@ -1,4 +1,4 @@
-"""Compression with error feedback between hosts: top-k, 1-bit, 8-bit (docs/compression.md)."""
+"""Compression with error feedback between hosts: top-k, 1-bit, 8-bit (compression.md)."""
 
 from pycollective.compression.states import (
     Int8State,

@@ -1,4 +1,4 @@
-"""What ranks tell each other about a call, in the headers of its messages (docs/wire.md).
+"""What ranks tell each other about a call, in the headers of its messages (docs/inside/wire.md).
 
 A header has 24 bytes, little-endian: a digest of what ranks must agree on (8), the loss scale (4),
 flags (4), the number of parameters (4), zero (4). A bit a parameter follows, padded to bytes: 1

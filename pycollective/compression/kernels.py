@@ -1,7 +1,7 @@
 """What is done with arrays, a bucket at a time: what CPUs and devices need to have, and the CPU's.
 
 Tables of segments, and what a call finds, are `pycollective.segments`'. Messages are bytes
-(docs/wire.md). The state machine (`feedback`, `quantized`, `top_k`) cuts and reshapes arrays of
+(wire.md). The state machine (`feedback`, `quantized`, `top_k`) cuts and reshapes arrays of
 either kind, and leaves all else to the kernels. Devices have theirs in
 `pycollective.torch.compression.kernels`.
 """

@@ -13,7 +13,7 @@ as many as there can be.
 
 The segments of a message, one a parameter, lie one behind another in one space of places, so that
 one stream of ascending places serves them all. Small parameters go along in fp32, in the same
-messages (docs/wire.md).
+messages (docs/inside/wire.md).
 """
 
 from __future__ import annotations

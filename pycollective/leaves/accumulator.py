@@ -1,4 +1,4 @@
-"""Gradients of micro-batches, added up in the contract's order (docs/contract.md#leaves)."""
+"""Gradients of micro-batches, added up in the contract's order (contract.md#leaves)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank gives which leaves of a reduction (docs/contract.md)."""
+"""Which rank gives which leaves of a reduction (docs/reference/contract.md)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Ledgers: the digests of what each step reduced, and where two runs part (docs/ledger.md)."""
+"""Ledgers: the digests of what each step reduced, and where two runs part (ledger.md)."""

@@ -1,4 +1,4 @@
-"""The bytes of a ledger's file (docs/ledger.md#the-file): what is written and read alike."""
+"""The bytes of a ledger's file (ledger.md#the-file): what is written and read alike."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The norm of all gradients, and clipping by it: the same bits however gradients are sharded.
 
 Squares are added up by rows of dimension 0, then over a gradient's rows, then over the gradients,
-each time in the contract's order (docs/contract.md#norms). A rank that has some rows of a gradient
+each time in the contract's order (contract.md#norms). A rank that has some rows of a gradient
 has some nodes of that order. Ranks gather these, for all gradients at once, and each goes on alone.
 """
 

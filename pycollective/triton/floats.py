@@ -1,6 +1,6 @@
 """Words of floats, in kernels: the fp32 numbers that they are, and the nearest ones of a format.
 
-All give the same bits on every target and in Triton's interpreter (docs/contract.md). Words are
+All give the same bits on every target and in Triton's interpreter (contract.md). Words are
 signed integers; a format is a row of `formats.FORMATS`, as a tuple.
 
 GPUs of NVIDIA convert by an instruction, where they have one, which has these bits but for NaNs.
@@ -73,7 +73,7 @@ def divided(x, divisor):
 @triton.jit
 def divided_in_fp64(x, divisor):
     """fp32 numbers by an fp64 number, in fp64, and the quotients rounded to fp32. Where fp32 holds
-    the divisor a division in fp32 has these bits (docs/contract.md), so only others take the time.
+    the divisor a division in fp32 has these bits (contract.md), so only others take the time.
     """
     narrow = divisor.to(tl.float32)
     if narrow.to(tl.float64) == divisor:

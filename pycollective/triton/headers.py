@@ -1,4 +1,4 @@
-"""The headers of compressed messages on GPUs (docs/wire.md): read, compared and written at once.
+"""The headers of compressed messages on GPUs (wire.md): read, compared and written at once.
 
 One program does it:
 

@@ -1,4 +1,4 @@
-"""Packed places in messages of top-k, on GPUs: the bytes of docs/wire.md, "Sparse payloads".
+"""Packed places in messages of top-k, on GPUs: the bytes of docs/inside/wire.md, "Sparse payloads".
 
 What a message has behind its header and its small parameters is its *tail*: the number of places
 (4 bytes), the length of their stream (4 bytes), the stream, and the values. All of these lengths

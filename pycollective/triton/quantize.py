@@ -1,6 +1,6 @@
 """1-bit and 8-bit quantization with error feedback on GPUs: the payloads of the CPU's kernels.
 
-docs/wire.md says what a payload is, byte by byte, and in which order a 1-bit scale is added up. One
+wire.md says what a payload is, byte by byte, and in which order a 1-bit scale is added up. One
 launch takes all segments of a bucket (`pycollective.segments`), each in programs of its own.
 
 `encode` is one pass over gradient and residual. A program is one warp, and takes four chunks:
@@ -724,7 +724,7 @@ def quantize(
         codec: ``one_bit`` or ``int8``.
         chunk: elements to a scale, a multiple of 64 up to 65,536.
         table: ``(segments, COLUMNS)``, see `pycollective.segments`.
-        messages: uint8, flat and contiguous, gets payloads (docs/wire.md), and fp32 numbers where
+        messages: uint8, flat and contiguous, gets payloads (wire.md), and fp32 numbers where
             ``K`` is 0.
         found: int32, ``(words,)``. ``BAD`` is set if a number is not finite; with `zero_at` 0
             ``NONZERO`` of each parameter whose gradient is not all zero. Nothing is cleared.

@@ -12,7 +12,7 @@ with its elements:
    tells the host.
 
 All loads and stores are of integers. Floats are made of these words, and rounded to words, by
-operations that give the same bits on every target and in Triton's interpreter (docs/contract.md).
+operations that give the same bits on every target and in Triton's interpreter (contract.md).
 
 Elements that do not fill a program have programs of their own, with a mask and one element a
 thread. A mask in every program would make loads of 16 bytes depend on the number of elements.

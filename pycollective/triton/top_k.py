@@ -1,6 +1,6 @@
 """Top-k selection with error feedback on GPUs: the elements, values and residuals of the CPU's.
 
-docs/wire.md, "Sparse payloads", says which elements are taken and what is left of them. All that is
+wire.md, "Sparse payloads", says which elements are taken and what is left of them. All that is
 counted is integers, so no order of threads shows. A call takes a table of segments, whatever their
 lengths; those with K 0 are copied, in the first launch that reads gradients.
 

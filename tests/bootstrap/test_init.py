@@ -58,7 +58,7 @@ def test_ranks_meet_in_any_order_and_again(size):
         ("PYCOLLECTIVE_WIER", "did you mean PYCOLLECTIVE_WIRE?"),
         ("PYCOLECTIVE_TOPOLOGY", "did you mean PYCOLLECTIVE_TOPOLOGY?"),
         ("pycollective_simd", "did you mean PYCOLLECTIVE_SIMD?"),
-        ("PYCOLLECTIVE_OF_MINE", "docs/variables.md lists those it has"),
+        ("PYCOLLECTIVE_OF_MINE", "docs/reference/variables.md lists those it has"),
     ],
 )
 def test_a_misspelt_variable_is_warned_of_once_on_rank_0(monkeypatch, call, name, cure):

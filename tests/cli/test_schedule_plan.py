@@ -60,7 +60,7 @@ def test_every_kind_of_instruction_between_hosts() -> None:
 
 
 def test_the_documents_example() -> None:
-    page = (ROOT / "docs" / "algorithms.md").read_text()
+    page = (ROOT / "docs" / "inside" / "algorithms.md").read_text()
     (shown,) = (
         block for block in page.split("```\n") if block.startswith("       shard  instruction\n")
     )

@@ -1,4 +1,4 @@
-"""What states keep in memory, against what docs/compression.md says."""
+"""What states keep in memory, against what docs/reference/compression.md says."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ def test_what_the_benchmark_of_ddp_shows():
 
 @pytest.mark.storm  # compiles the native tests, and runs what `make gpu` does
 @pytest.mark.timeout(600)
-# A quarter of one of 33 multiprocessors has as many blocks as that of an H200 (docs/gpu.md).
+# A quarter of one of 33 multiprocessors has as many blocks as that of an H200 (docs/inside/gpu.md).
 @pytest.mark.parametrize(("gpus", "multiprocessors", "quarter"), [(2, 4, 4), (1, 33, 33)])
 def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, quarter):
     played = standin.environment(devices=gpus, multiprocessors=multiprocessors)

@@ -1,4 +1,4 @@
-"""docs/wire.md's quantized payloads in NumPy, the kernels between guards, and inputs for both."""
+"""wire.md's quantized payloads in NumPy, the kernels between guards, and inputs for both."""
 
 from __future__ import annotations
 

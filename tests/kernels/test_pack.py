@@ -1,4 +1,4 @@
-"""Exact packing as a payload's reader sees it: docs/wire.md's format, read here by plain Python.
+"""Exact packing as a payload's reader sees it: wire.md's format, read here by plain Python.
 
 The native tests (csrc/tests/test_kernels.cpp) feed the codecs all that could break them; here
 payloads are taken apart by a second decoder, which knows the document alone.
@@ -85,7 +85,7 @@ def fixed_block(header, body, apart):
 
 
 def read(payload, dtype, count):
-    """What a payload holds, by docs/wire.md; and the modes of its blocks."""
+    """What a payload holds, by docs/inside/wire.md; and the modes of its blocks."""
     kind = dtype_of(dtype)
     word = np.dtype(f"u{kind.itemsize}")
     if len(payload) == count * kind.itemsize:

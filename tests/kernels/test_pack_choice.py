@@ -1,4 +1,4 @@
-"""Which payload an encoder makes: docs/wire.md's choice of mode, window, depth and drop, by NumPy.
+"""Which payload an encoder makes: wire.md's choice of mode, window, depth and drop, by NumPy.
 
 All that a decoder takes would come back right; but encoders make one payload on every processor,
 and the shortest that the document describes.

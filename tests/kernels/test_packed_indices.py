@@ -1,4 +1,4 @@
-"""Packed indices as their reader sees them: docs/wire.md's format, read here by plain Python.
+"""Packed indices as their reader sees them: wire.md's format, read here by plain Python.
 
 The native tests (csrc/tests/test_kernels.cpp) feed the decoder everything that could break it; here
 payloads are taken apart by a second one, which knows the document alone.
@@ -34,7 +34,7 @@ def unpack(payload, size, count, simd=""):
 
 
 def read(payload, count):
-    """The indices of a payload, by docs/wire.md."""
+    """The indices of a payload, by docs/inside/wire.md."""
     assert payload[0] == GAPS
     blocks = -(-count // BLOCK)
     headers = payload[1 : 1 + 2 * blocks].reshape(-1, 2).tolist()

@@ -1,4 +1,4 @@
-"""1-bit and 8-bit quantization against docs/wire.md, as NumPy alone reads it, bit for bit."""
+"""1-bit and 8-bit quantization against wire.md, as NumPy alone reads it, bit for bit."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_the_slowest_rank_is_as_fast_as_any_runs_allow() -> None:
 
 
 def test_costs_of_long_tail_on_three_ranks() -> None:
-    """As docs/any_number_of_ranks.md says: slowest over mean, and the rows of who has most."""
+    """As any_number_of_ranks.md says: slowest over mean, and the rows of who has most."""
     rng = random.Random(2)
     equal, balanced, rows = 0.0, 0.0, 0
     for _ in range(100):

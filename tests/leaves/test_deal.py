@@ -46,7 +46,7 @@ def test_what_a_rank_has_of_many_leaves() -> None:
 
 
 def test_64_leaves_are_few_nodes_on_any_number_of_ranks() -> None:
-    """As docs/algorithms.md and docs/any_number_of_ranks.md say."""
+    """As docs/inside/algorithms.md and docs/reference/any_number_of_ranks.md say."""
     deals = [Deal.contiguous(size, 64) for size in range(1, 65)]
     most = [max(len(deal.nodes(rank)) for rank in range(deal.size)) for deal in deals]
     assert round(sum(most) / len(most), 2) == 1.67

@@ -385,7 +385,7 @@ def test_a_rank_without_leaves_on_another_host_hears_of_a_mismatch(tmp_path):
     run_text(tmp_path, "forks", FAR_MISMATCH, 4, "4x1")
 
 
-# By the formula of docs/algorithms.md, between hosts of one rank each. What announces calls depends
+# By the formula of algorithms.md, between hosts of one rank each. What announces calls depends
 # on who waits for whom, and is some hundred bytes.
 BYTES = """
 import sys

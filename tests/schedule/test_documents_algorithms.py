@@ -1,4 +1,4 @@
-"""What docs/algorithms.md says in numbers and formulas, against what proved schedules send."""
+"""What algorithms.md says in numbers and formulas, against what proved schedules send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pycollective.schedule import ALGORITHMS, Topology, algorithms_for, make_sch
 from pycollective.schedule.algorithms.hierarchical import FEW_HOSTS
 from tests.schedule.proved import Proved
 
-PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "inside" / "algorithms.md").read_text()
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
 TYPES = {"fp32": (4, 4), "bf16": (2, 4), "fp64": (8, 8)}
 

@@ -37,7 +37,7 @@ def test_split_is_after_the_largest_power_of_two_below_the_size(lo: int) -> None
 
 
 def test_the_orders_of_the_contract() -> None:
-    """docs/contract.md shows them: 6 leaves as ((0+1)+(2+3))+(4+5), 7 as ...+((4+5)+6)."""
+    """contract.md shows them: 6 leaves as ((0+1)+(2+3))+(4+5), 7 as ...+((4+5)+6)."""
     six = [(0, 6), (0, 4), (0, 2), (2, 4), (4, 6)]
     assert [node for node, _, _ in families(0, 6)] == six
     seven = [(0, 7), (0, 4), (0, 2), (2, 4), (4, 7), (4, 6)]

@@ -1,4 +1,4 @@
-"""Headers of compressed messages on GPUs are docs/wire.md's, in Triton's interpreter, and as PTX
+"""Headers of compressed messages on GPUs are wire.md's, in Triton's interpreter, and as PTX
 that is executed."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GAP = 5  # bytes between messages
 
 
 def header(items, bits=(), *, digest=DIGEST, scale=SCALE, flags=0, count=None):
-    """docs/wire.md, "Compressed messages"; `bits`: of which parameters the bit is 1."""
+    """docs/inside/wire.md, "Compressed messages"; `bits`: of which parameters the bit is 1."""
     fields = struct.pack("<QfIII", digest, scale, flags, items if count is None else count, 0)
     is_set = np.isin(np.arange(items), list(bits))
     return np.frombuffer(fields + np.packbits(is_set, bitorder="little").tobytes(), np.uint8)

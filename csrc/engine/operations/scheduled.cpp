@@ -26,7 +26,7 @@ constexpr std::size_t kFewestChunks = 4;
 constexpr int kEventBits = 20;
 
 using PieceLength = std::uint32_t;  // bytes; a part is a few MiB at most
-// Lengths are copied as they lie in memory, and docs/wire.md states that byte order; the codecs
+// Lengths are copied as they lie in memory, and wire.md states that byte order; the codecs
 // rely on it, too (kernels/pack/block.inl).
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 

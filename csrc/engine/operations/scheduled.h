@@ -145,7 +145,7 @@ class Scheduled final : public Operation {
   const Ref& piece(const Message& message, std::int32_t number) const;
   void gather(const Message& message, std::size_t chunk, std::byte* to) const;
   void scatter(const Message& message, std::size_t chunk, const std::byte* from) const;
-  // In a packed message each piece follows its packed length (docs/wire.md).
+  // In a packed message each piece follows its packed length (docs/inside/wire.md).
   std::size_t capacity_of(const Message& message, std::size_t chunk) const;
   std::size_t pack(const Message& message, std::size_t chunk, std::byte* to) const;
   void unpack(const Message& message, std::size_t chunk, const std::byte* from) const;

@@ -10,7 +10,7 @@
 //     wait      until all have read; look for failures
 //
 // An all-gather of m bytes costs each rank m read and m written; a reduce-scatter to shards of m
-// bytes on n ranks n m read and m written. An all-reduce gains nothing so (docs/architecture.md).
+// bytes on n ranks n m read and m written. An all-reduce gains nothing so (architecture.md).
 //
 // A peer may change its input as soon as its call has ended. It ends well only after all have
 // published. If it fails, it tells all members first: so a rank that has read and then sees no

@@ -1,5 +1,5 @@
 // Exact packing: fewer bytes on a slow link, the same bits at its end. CPU kernels, chosen at run
-// time; docs/wire.md says what a payload is, byte by byte, for every processor.
+// time; docs/inside/wire.md says what a payload is, byte by byte, for every processor.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ constexpr std::size_t pack_bound(Dtype dtype, std::size_t count) { return count 
 using PackFn = std::size_t (*)(const void* in, std::size_t count, std::byte* out);
 
 // Unpacks a payload of exactly `bytes` bytes into `count` elements. False if no encoder makes such
-// a payload of so many elements (docs/wire.md says what is seen): `out` then holds anything.
+// a payload of so many elements (docs/inside/wire.md says what is seen): `out` then holds anything.
 // Whatever the payload holds, nothing outside in[0, bytes) is read and nothing outside `out`
 // written.
 //

@@ -1,5 +1,5 @@
 // Quantization with error feedback, to 1 bit, 8 bits and so on. The bits are the same at each
-// level. docs/wire.md says what a payload is, byte by byte.
+// level. docs/inside/wire.md says what a payload is, byte by byte.
 #pragma once
 
 #include <cstddef>

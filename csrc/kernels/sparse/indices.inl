@@ -1,6 +1,6 @@
 // A block of up to 128 indices as gaps. A gap is how many places lie between an index and the one
 // before it. Its lowest `width` bits are written as they are, the rest in unary. A block whose gaps
-// are all 0 takes no bytes. docs/wire.md has the bytes.
+// are all 0 takes no bytes. docs/inside/wire.md has the bytes.
 
 constexpr std::size_t kBlock = 128;
 constexpr std::size_t kHeaderBytes = 2;

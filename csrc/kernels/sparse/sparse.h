@@ -1,5 +1,5 @@
 // Top-k selection with error feedback, and sums of what was selected. The bits are the same at each
-// level. docs/wire.md says what packed indices are, byte by byte.
+// level. docs/inside/wire.md says what packed indices are, byte by byte.
 //
 // The order of elements: |c| descending, by the 31 bits of the magnitude (the key), then the index
 // ascending. Numbers are fp32; x and values are fp32, fp16 or bf16. Arrays may have any alignment,

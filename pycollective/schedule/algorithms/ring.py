@@ -5,7 +5,7 @@ where they can. Shard s of a reduction ends at rank s, from where its result is 
 
 The sum is added in one fixed tree order whatever the algorithm, so a rank forwards partial sums
 that cannot be added yet: up to ``2 (log2 n - 1)`` tree nodes an element, where an ordinary ring
-forwards one value (docs/algorithms.md).
+forwards one value (docs/inside/algorithms.md).
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 JPDC 69 (2009), section 3.

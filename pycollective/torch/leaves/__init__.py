@@ -1,4 +1,4 @@
-"""Training whose weights are the same bits on any number of ranks (docs/any_number_of_ranks.md).
+"""Training whose weights are the same bits on any number of ranks (any_number_of_ranks.md).
 
 sync = LeafSync(model_or_ddp, leaves=24)     # a step has 24 micro-batches, over all ranks
 loader = DataLoader(dataset, batch_sampler=LeafSampler(sync, len(dataset), micro_batch=8))

@@ -112,7 +112,7 @@ def warn(found: dict[str, Any], stacklevel: int) -> None:
         )
     for each in doubtful:
         warnings.warn(
-            f"LeafSync: {each} (docs/any_number_of_ranks.md#on-gpus)", stacklevel=stacklevel + 1
+            f"LeafSync: {each} (any_number_of_ranks.md#on-gpus)", stacklevel=stacklevel + 1
         )
 
 

@@ -1,4 +1,4 @@
-"""The ledger of a `LeafSync`: its leaves' gradients and its averages (docs/ledger.md)."""
+"""The ledger of a `LeafSync`: its leaves' gradients and its averages (docs/reference/ledger.md)."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class Model:
                 others = f" (and {len(found) - 1} more)" if found[1:] else ""
                 warnings.warn(
                     f"LeafSync: {found[0]}{others} {what}: these differ from rank to rank and with "
-                    f"the number of ranks; {cure} (docs/any_number_of_ranks.md)",
+                    f"the number of ranks; {cure} (docs/reference/any_number_of_ranks.md)",
                     stacklevel=3,
                 )
 

@@ -54,8 +54,8 @@ class LeafSync:
     """Averages the gradients of a step's micro-batches, its *leaves*, in an order of their own.
 
     The order in which gradients are added follows from the number of leaves alone
-    (docs/contract.md), so a training has the same weights, bit for bit, on any number of ranks, if
-    each leaf's gradients are (docs/any_number_of_ranks.md says when they are). Each rank computes
+    (contract.md), so a training has the same weights, bit for bit, on any number of ranks, if
+    each leaf's gradients are (any_number_of_ranks.md says when they are). Each rank computes
     `local_leaves`, a run of leaves; it may be empty where there are more ranks than leaves:
 
         for step in sync.steps(loader, until=1000):
@@ -71,7 +71,7 @@ class LeafSync:
 
     With FSDP2's `fully_shard`, M is a multiple of the number of ranks n, and rank r has the leaves
     r, n + r, 2n + r, ..., in this order: all ranks compute at the same time, and use the same
-    modules. Each ``.grad`` is sharded as its parameter (docs/any_number_of_ranks.md#with-fsdp2).
+    modules. Each ``.grad`` is sharded as its parameter (any_number_of_ranks.md#with-fsdp2).
 
     Without DistributedDataParallel, parameters and buffers become rank 0's here. With it, around
     the model or inside, its ``no_sync`` holds all the time, so what it was told of buckets does not
@@ -97,16 +97,16 @@ class LeafSync:
             None for DDP's or `fully_shard`'s, the default group, or, where there is none, the ranks
             that `pycollective.init` finds.
         ledger: a folder in which each step's gradients and averages are noted by their digests, for
-            `pycollective diff` (docs/ledger.md); None for that of PYCOLLECTIVE_LEDGER, or none. On
+            `pycollective diff` (ledger.md); None for that of PYCOLLECTIVE_LEDGER, or none. On
             CPUs, and without `fully_shard`.
         check_every: so many steps after which all ranks' weights and last averages are compared,
             as the next step begins; None for never. On CPUs, and without `fully_shard`.
         audit: so many leaves of each step, drawn by `seed`, whose gradients another rank computes
             again, in `steps`; None for none. Gradients that differ stop the step
-            (docs/any_number_of_ranks.md#when-a-processor-computes-wrongly). On CPUs, and without
+            (any_number_of_ranks.md#when-a-processor-computes-wrongly). On CPUs, and without
             `fully_shard`.
         elastic: whether the training goes on when ranks die, and lets others join
-            (docs/elastic.md). `group` is then a `Communicator` that the LeafSync takes over, or
+            (elastic.md). `group` is then a `Communicator` that the LeafSync takes over, or
             None; the model is bare, on CPUs; and all steps are in one loop of `steps`, without
             `leaf` and `finish`. It needs xxhash.
 

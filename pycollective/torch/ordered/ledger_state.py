@@ -1,4 +1,4 @@
-"""The ledger of a DistributedDataParallel with the hook: its averages (docs/ledger.md)."""
+"""The ledger of a DistributedDataParallel with the hook: its averages (ledger.md)."""
 
 from __future__ import annotations
 

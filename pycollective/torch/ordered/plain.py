@@ -2,7 +2,7 @@
 on every device.
 
 Not a cast to a narrow type among them: whether one keeps subnormals, saturates or is rounded twice
-differs with devices and versions (docs/contract.md). Words are rounded as integers instead.
+differs with devices and versions (contract.md). Words are rounded as integers instead.
 """
 
 from __future__ import annotations
