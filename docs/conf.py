@@ -38,7 +38,11 @@ myst_enable_extensions = ["colon_fence"]
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autoclass_content = "both"
+add_module_names = False
 python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -52,7 +56,9 @@ if os.environ.get("DOCS_INTERSPHINX"):
         "torch": ("https://docs.pytorch.org/docs/stable", None),
     }
 nitpick_ignore_regex = [
-    (r"py:.*", r"(collections|contextlib|types|typing|numpy|np|npt|torch|dist|nn)\..*"),
+    (r"py:.*", r"(collections|contextlib|datetime|np|npt|numpy|os|pathlib|torch|types|typing)\..*"),
+    # What a signature names beside public types, and nobody has to make.
+    (r"py:class", r"pycollective\..*\.(Common|GroupMaker|Groups|Leaves|Options)"),
 ]
 
 # Files of the repository that are pages here; links to all others outside docs/ lead to the

@@ -29,7 +29,7 @@ constexpr const char* kAllReduce =
 Reduce the arrays of all ranks; every rank gets the result, the same bits.
 
 Args:
-    x: this rank's array, of one shape and dtype on all ranks. It receives the result unless `out`
+    x: this rank's array, of one shape and dtype on all ranks. It receives the result unless ``out``
         is given; then it is only read. Or a `pycollective.Accumulator`, see the class.
     op: see the class.
     out: of x's shape and dtype, apart from x; or x itself.
@@ -46,7 +46,7 @@ Reduce the arrays of all ranks; the root alone gets the result.
 
 Args:
     x: this rank's array, of one shape and dtype on all ranks. On the root it receives the result
-        unless `out` is given; elsewhere it is only read. Or a `pycollective.Accumulator`, see the
+        unless ``out`` is given; elsewhere it is only read. Or a `pycollective.Accumulator`, see the
         class.
     root: the rank that gets the result; the same on all ranks.
     op: see the class.

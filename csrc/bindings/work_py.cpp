@@ -95,7 +95,7 @@ Returns:
     received from, or None.
 
 Raises:
-    CollectiveTimeout: `timeout` ran out. The call goes on.
+    CollectiveTimeout: ``timeout`` ran out. The call goes on.
     CollectiveError: the call failed. A call on a GPU's stream is done once it is launched; where
         its communicator has failed since, this is raised too.)");
 }
