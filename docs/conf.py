@@ -33,12 +33,11 @@ html_copy_source = False
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
-# `name` in a docstring is an object that has an entry here; `-n` fails on any other. ``name`` is all
-# else: arguments, values, modules of others.
+# `name` in a docstring is an object that has an entry here, or `-n` fails; all else, as arguments and
+# values, is ``name``. Both are readable in help().
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 autoclass_content = "both"
 add_module_names = False
 python_use_unqualified_type_names = True
@@ -109,7 +108,22 @@ def included(app: Sphinx, path: Path, page: str, text: list[str]) -> None:  # no
     text[0] = with_links_of_the_site(text[0], (DOCS / path).parent)
 
 
+def named_pages(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Make links of the pages that a docstring names, such as (contract.md)."""
+
+    def link(named: re.Match[str]) -> str:
+        page, elsewhere = f"reference/{named[1]}", f"inside/{named[1]}"
+        if not (DOCS / f"{page}.md").exists() and (DOCS / f"{elsewhere}.md").exists():
+            page = elsewhere
+        return f":doc:`{named[0]} </{page}>`"
+
+    lines[:] = [re.sub(r"(?:docs/\w+/)?\b(\w+)\.md\b(?:#[\w-]+)?", link, line) for line in lines]
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", named_pages)
     app.connect("source-read", read)
     app.connect("include-read", included)

@@ -109,7 +109,7 @@ class Communicator(_core.Communicator):
     - ``algorithm``: ``"auto"``, which takes what is fastest, or ``"direct"``, ``"ring"``,
       ``"tree"``, ``"halving_doubling"``, ``"recursive_doubling"``, ``"hierarchical"``; the same on
       all ranks.
-    - `wire`: how data go to other hosts: ``"raw"`` or ``"exact"`` (packed; the same bits arrive);
+    - ``wire``: how data go to other hosts: ``"raw"`` or ``"exact"`` (packed; the same bits arrive);
       None for this communicator's `wire`. The same on all ranks.
     - ``stream``: of arrays on a GPU, the CUDA stream that the call follows: a handle, or a stream
       of torch, CuPy or cuda.core. None for the one that the array names, or else the legacy default
@@ -127,7 +127,7 @@ class Communicator(_core.Communicator):
 
     - ``divisor``: what ``"avg"`` divides by in place of the number of leaves: a number above 0 that
       fp64 holds, such as an integer up to 2**53.
-    - `deal`: who gives which leaves, a `Deal` of `deal`; None for `pycollective.leaves_of`.
+    - ``deal``: who gives which leaves, a `Deal` of `deal`; None for `pycollective.leaves_of`.
 
     Every call may raise:
 

@@ -285,19 +285,16 @@ PyMethodDef methods[kCollectiveMethods + 9] = {};
 const PyMethodDef own_methods[] = {
     {"abort", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(abort)),
      METH_VARARGS | METH_KEYWORDS,
-     "abort(reason='abort() was called')\n--\n\n"
+     "abort($self, reason='abort() was called')\n--\n\n"
      "Fail the group on every rank; needs no peer.\n\n"
-     "Calls that are under way, and later ones, raise `pycollective.CollectiveAborted` on all "
-     "ranks.\n"
-     "\nArgs:\n    reason: what the error says."},
+     "Calls that are under way, and later ones, raise CollectiveAborted on all ranks.\n\n"
+     "Args:\n    reason: what the error says."},
     {"stats", stats, METH_NOARGS,
-     "stats()\n--\n\n"
+     "stats($self)\n--\n\n"
      "Count what this rank has sent to other hosts so far.\n\n"
      "Returns:\n"
-     "    ``sent_messages``; ``sent_bytes``, payloads as they left, with the library's own "
-     "headers\n"
-     "    and without the transport's; ``sent_raw_bytes``, what the same would have been "
-     "unpacked."},
+     "    ``sent_messages``; ``sent_bytes``, payloads as they left, with the library's headers,\n"
+     "    without the transport's; ``sent_raw_bytes``, what they would have been unpacked."},
     {"_check_peers", check_peers, METH_NOARGS, nullptr},
     {"_gone", gone, METH_NOARGS, nullptr},
     {"_close", close, METH_NOARGS, nullptr},

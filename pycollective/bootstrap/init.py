@@ -105,7 +105,7 @@ def init(
             GPUs may be given without it, and go by way of the host.
 
     Warns:
-        RuntimeWarning: on rank 0, of an environment variable PYCOLLECTIVE_… that there is not.
+        RuntimeWarning: on rank 0, of an environment variable ``PYCOLLECTIVE_…`` that is not known.
 
     Raises:
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.
