@@ -68,7 +68,6 @@ PAGES = {
     "CONTRIBUTING.md": "inside/contributing.md",
     "SECURITY.md": "inside/security.md",
     "benchmarks/README.md": "inside/benchmarks.md",
-    "benchmarks/targets.md": "inside/targets.md",
     "examples/README.md": "reference/examples.md",
 }
 REPOSITORY = ""
