@@ -33,8 +33,8 @@ html_copy_source = False
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
-# `name` in a docstring is an object that has an entry here, or `-n` fails; all else, as arguments and
-# values, is ``name``. Both are readable in help().
+# `name` in a docstring is an object that has an entry here, or `-n` fails. All else, such as
+# arguments and values, is ``name``. Both are readable in help().
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
