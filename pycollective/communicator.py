@@ -115,7 +115,7 @@ class Communicator(_core.Communicator):
       of torch, CuPy or cuda.core. None for the one that the array names, or else the legacy default
       stream. Where `device_path` is ``"peer"`` and the stream has a name, the result comes in that
       stream's order, after the call has returned or its `Work` is done; if it then ends badly, the
-      next call, `close` or `failure` tells (docs/inside/gpu.md).
+      next call, `close` or `failure` tells (docs/reference/gpu_arrays.md).
 
     **Accumulators.** `all_reduce`, `reduce` and `reduce_scatter` take a `pycollective.Accumulator`
     in place of x, of one size and as many leaves on all ranks. The leaves are micro-batches. Each
