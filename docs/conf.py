@@ -47,12 +47,16 @@ napoleon_use_rtype = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
-# Links into others' documentation need their inventories, which Sphinx fetches: only where asked.
+# Links into others' documentation need their inventories, which Sphinx fetches: only where asked. The
+# empty one takes the place of one that cannot be fetched.
 if os.environ.get("DOCS_INTERSPHINX"):
     intersphinx_mapping = {
-        "python": ("https://docs.python.org/3", None),
-        "numpy": ("https://numpy.org/doc/stable", None),
-        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        name: (address, (None, "empty.inv"))
+        for name, address in {
+            "python": "https://docs.python.org/3",
+            "numpy": "https://numpy.org/doc/stable",
+            "torch": "https://docs.pytorch.org/docs/stable",
+        }.items()
     }
 nitpick_ignore_regex = [
     (r"py:.*", r"(collections|contextlib|datetime|np|npt|numpy|os|pathlib|torch|types|typing)\..*"),
