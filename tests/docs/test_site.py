@@ -150,7 +150,7 @@ def test_links_to_files_outside_the_site(actions: bool, monkeypatch: pytest.Monk
     if not actions:
         monkeypatch.delenv("GITHUB_REPOSITORY")
     of_the_site = runpy.run_path(str(DOCS / "conf.py"))["with_links_of_the_site"]
-    licence = "https://a.example/b/c/blob/d/LICENSE" if actions else "/../LICENSE"
+    licence = "https://a.example/b/c/blob/d/LICENSE" if actions else "path:/../LICENSE"
     for before, after in {
         "[a](../../LICENSE)": f"[a]({licence})",
         "[a](../../CONTRIBUTING.md#commits)": "[a](/inside/contributing.md#commits)",
