@@ -123,7 +123,7 @@ gpu:
 	$(PYTHON) -m benchmarks.gpu.run --out $(GPU_OUT)
 
 docs: install
-	$(BIN)/python -m sphinx -q -j auto -b html docs out/docs
+	$(BIN)/python -m sphinx -q -j auto -b html -n -W --keep-going docs out/docs
 
 lint: $(VENV)/.requirements
 	$(BIN)/ruff check .
