@@ -84,20 +84,20 @@ def with_links_of_the_site(text: str, folder: Path) -> str:
     """The Markdown `text` of a file in `folder`, its links to files as the site has them."""
 
     def of_the_site(link: re.Match[str]) -> str:
-        name, hash, anchor = link[1].partition("#")
+        image, (name, hash, anchor) = link[1] or "", link[2].partition("#")
         path = (folder / name).resolve()
         if not name or not path.is_file():
             return link[0]
         path = PAGES.get(path, path)
         if path.is_relative_to(DOCS):
             name = f"/{path.relative_to(DOCS)}"
-        elif REPOSITORY:
+        elif REPOSITORY and not image:
             name = f"{REPOSITORY}{path.relative_to(ROOT)}"
         else:
-            name = f"path:/../{path.relative_to(ROOT)}"
-        return f"]({name}{hash}{anchor})"
+            name = f"{'' if image else 'path:'}/../{path.relative_to(ROOT)}"
+        return f"{image}]({name}{hash}{anchor})"
 
-    return re.sub(r"\]\(([^)\s]+)\)", of_the_site, text)
+    return re.sub(r"(!\[[^\]]*)?\]\(([^)\s]+)\)", of_the_site, text)
 
 
 def read(app: Sphinx, page: str, text: list[str]) -> None:  # noqa: D103

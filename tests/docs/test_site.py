@@ -156,6 +156,7 @@ def test_links_to_files_outside_the_site(actions: bool, monkeypatch: pytest.Monk
         "[a](../../CONTRIBUTING.md#commits)": "[a](/inside/contributing.md#commits)",
         "[a](wire.md#b)": "[a](/inside/wire.md#b)",
         "[a](#b)": "[a](#b)",
+        "![a](../../LICENSE)": "![a](/../LICENSE)",
         "[a](https://b.example/c.md)": "[a](https://b.example/c.md)",
     }.items():
         assert of_the_site(before, DOCS / "inside") == after
