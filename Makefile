@@ -129,6 +129,7 @@ lint: $(VENV)/.requirements
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy docs/conf.py
 	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 
 format: $(VENV)/.requirements
