@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and of docs/ from the files of results/.
+"""Writes the tables of README.md, targets.md and docs/ from the files of results/.
 
 A table stands between `<!-- BEGIN its name -->` and `<!-- END its name -->`. What is there is
 replaced, so that no number of them is written by hand.
@@ -354,9 +354,9 @@ def _met(ratio: float, bound: float) -> str:
 
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"measured": readme},
+    "benchmarks/targets.md": {"targets": targets},
     "docs/measured/speed.md": {
         "machine": machine,
-        "targets": targets,
         "all-reduce": all_reduce,
         "small calls": small,
         "other collectives": others,

@@ -2,9 +2,128 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pycollective.config import VERSION
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+
 project = "pycollective"
 author = "the pycollective authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx_copybutton"]
+version = release = VERSION
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_argparse_cli",
+    "sphinx_copybutton",
+]
 html_theme = "furo"
+html_title = "pycollective"
+html_copy_source = False
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
+
+# `name` in a docstring is an object that has an entry here, or `-n` fails; all else, as arguments and
+# values, is ``name``. Both are readable in help().
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autoclass_content = "both"
+add_module_names = False
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# Links into others' documentation need their inventories, which Sphinx fetches: only where asked.
+if os.environ.get("DOCS_INTERSPHINX"):
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+    }
+nitpick_ignore_regex = [
+    (r"py:.*", r"(collections|contextlib|datetime|np|npt|numpy|os|pathlib|torch|types|typing)\..*"),
+    # What a signature names beside public types, and nobody has to make.
+    (r"py:class", r"pycollective\..*\.(Common|GroupMaker|Groups|Leaves|Options)"),
+]
+
+# Files of the repository that are pages here; links to all others outside docs/ lead to the
+# repository, where GitHub Actions tells its address, and are downloads elsewhere.
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "inside/changes.md",
+    "CONTRIBUTING.md": "inside/contributing.md",
+    "SECURITY.md": "inside/security.md",
+    "benchmarks/README.md": "inside/benchmarks.md",
+    "examples/README.md": "reference/examples.md",
+}
+REPOSITORY = ""
+if "GITHUB_REPOSITORY" in os.environ:
+    server, name, commit = (
+        os.environ[f"GITHUB_{each}"] for each in ("SERVER_URL", "REPOSITORY", "SHA")
+    )
+    REPOSITORY = f"{server}/{name}/blob/{commit}/"
+
+
+def with_links_of_the_site(text: str, folder: Path) -> str:
+    """The Markdown `text` of a file in `folder`, its links to files as the site has them."""
+
+    def of_the_site(link: re.Match[str]) -> str:
+        name, hash, anchor = link[1].partition("#")
+        path = (folder / name).resolve()
+        if not name or not path.is_file():
+            return link[0]
+        name = path.relative_to(ROOT).as_posix()
+        if name in PAGES:
+            name = f"/{PAGES[name]}"
+        elif path.is_relative_to(DOCS):
+            name = f"/{path.relative_to(DOCS)}"
+        elif REPOSITORY:
+            name = REPOSITORY + name
+        else:
+            name = f"/../{name}"
+        return f"]({name}{hash}{anchor})"
+
+    return re.sub(r"(?<=[^!])(?<=.)\]\(([^)\s]+)\)", of_the_site, text)
+
+
+def read(app: Sphinx, page: str, text: list[str]) -> None:  # noqa: D103
+    text[0] = with_links_of_the_site(text[0], Path(app.env.doc2path(page)).parent)
+
+
+def included(app: Sphinx, path: Path, page: str, text: list[str]) -> None:  # noqa: D103
+    text[0] = with_links_of_the_site(text[0], (DOCS / path).parent)
+
+
+def named_pages(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Make links of the pages that a docstring names, such as (contract.md)."""
+
+    def link(named: re.Match[str]) -> str:
+        page, elsewhere = f"reference/{named[1]}", f"inside/{named[1]}"
+        if not (DOCS / f"{page}.md").exists() and (DOCS / f"{elsewhere}.md").exists():
+            page = elsewhere
+        return f":doc:`{named[0]} </{page}>`"
+
+    lines[:] = [re.sub(r"(?:docs/\w+/)?\b(\w+)\.md\b(?:#[\w-]+)?", link, line) for line in lines]
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", named_pages)
+    app.connect("source-read", read)
+    app.connect("include-read", included)

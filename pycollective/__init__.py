@@ -1,4 +1,4 @@
-"""Collective communication for gradient synchronisation: the same bits everywhere, fast.
+"""Collective communication for gradient synchronisation: the same bits everywhere, fast::
 
     import numpy as np
     import pycollective as pc

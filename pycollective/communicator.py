@@ -76,7 +76,7 @@ class Membership(Protocol):
 class Communicator(_core.Communicator):
     """A group of ranks that exchange arrays by collective calls.
 
-    `pycollective.init` makes one of all ranks of the job, and `split` makes smaller ones of it:
+    `pycollective.init` makes one of all ranks of the job, and `split` makes smaller ones of it::
 
         comm = pycollective.init()
         mean = comm.all_reduce(gradients, op="avg")
@@ -91,8 +91,8 @@ class Communicator(_core.Communicator):
     **Arrays** are NumPy's (ml_dtypes' too), or any with DLPack, such as torch tensors, or with the
     CUDA array interface. A call works on the caller's own memory, without a copy where the array is
     contiguous; one that is not is copied, and what it receives copied back. Read-only arrays, such
-    as JAX's, may be read, and are refused as outputs. Any shape will do: `out` of `all_reduce` and
-    `reduce` has x's; in other calls the number of elements counts alone, in C order.
+    as JAX's, may be read, and are refused as outputs. Any shape will do: ``out`` of `all_reduce`
+    and `reduce` has x's; in other calls the number of elements counts alone, in C order.
 
     **Dtypes**: float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, int8, int16, int32,
     int64, uint8 and bool; the same in all arrays of a call.
@@ -103,30 +103,31 @@ class Communicator(_core.Communicator):
 
     Arguments that calls have in common:
 
-    - `op`: ``"sum"``, ``"prod"``, ``"avg"`` (the sum, divided once by the number of ranks),
+    - ``op``: ``"sum"``, ``"prod"``, ``"avg"`` (the sum, divided once by the number of ranks),
       ``"min"``, ``"max"``, and bitwise ``"band"``, ``"bor"``, ``"bxor"``. contract.md says
       which dtypes have which, and which bits come out, whatever the algorithm.
-    - `algorithm`: ``"auto"``, which takes what is fastest, or ``"direct"``, ``"ring"``, ``"tree"``,
-      ``"halving_doubling"``, ``"recursive_doubling"``, ``"hierarchical"``; the same on all ranks.
-    - `wire`: how data go to other hosts: ``"raw"`` or ``"exact"`` (packed; the same bits arrive);
+    - ``algorithm``: ``"auto"``, which takes what is fastest, or ``"direct"``, ``"ring"``,
+      ``"tree"``, ``"halving_doubling"``, ``"recursive_doubling"``, ``"hierarchical"``; the same on
+      all ranks.
+    - ``wire``: how data go to other hosts: ``"raw"`` or ``"exact"`` (packed; the same bits arrive);
       None for this communicator's `wire`. The same on all ranks.
-    - `stream`: of arrays on a GPU, the CUDA stream that the call follows: a handle, or a stream of
-      torch, CuPy or cuda.core. None for the one that the array names, or else the legacy default
+    - ``stream``: of arrays on a GPU, the CUDA stream that the call follows: a handle, or a stream
+      of torch, CuPy or cuda.core. None for the one that the array names, or else the legacy default
       stream. Where `device_path` is ``"peer"`` and the stream has a name, the result comes in that
       stream's order, after the call has returned or its `Work` is done; if it then ends badly, the
-      next call, `close` or `failure` tells (docs/inside/gpu.md).
+      next call, `close` or `failure` tells (docs/reference/gpu_arrays.md).
 
     **Accumulators.** `all_reduce`, `reduce` and `reduce_scatter` take a `pycollective.Accumulator`
     in place of x, of one size and as many leaves on all ranks. The leaves are micro-batches. Each
     rank's accumulator holds all leaves that the deal gives it, which may be none, and no others;
-    the call spends it. ``op`` is ``"sum"`` or ``"avg"``, and there is no `stream`. `out` is a host
-    array of a float type up to float32, the same on all ranks: of the accumulator's `shape`, of
-    `reduce_scatter` as for arrays. On ranks other than the root of `reduce` its dtype counts, too,
-    and is float32 where it is None. Two more arguments, the same on all ranks:
+    the call spends it. ``op`` is ``"sum"`` or ``"avg"``, and there is no ``stream``. ``out`` is a
+    host array of a float type up to float32, the same on all ranks: of the accumulator's ``shape``,
+    of `reduce_scatter` as for arrays. On ranks other than the root of `reduce` its dtype counts,
+    too, and is float32 where it is None. Two more arguments, the same on all ranks:
 
-    - `divisor`: what ``"avg"`` divides by in place of the number of leaves: a number above 0 that
+    - ``divisor``: what ``"avg"`` divides by in place of the number of leaves: a number above 0 that
       fp64 holds, such as an integer up to 2**53.
-    - `deal`: who gives which leaves, a `Deal` of `deal`; None for `pycollective.leaves_of`.
+    - ``deal``: who gives which leaves, a `Deal` of `deal`; None for `pycollective.leaves_of`.
 
     Every call may raise:
 
@@ -204,8 +205,10 @@ class Communicator(_core.Communicator):
 
     @property
     def device_path(self) -> tuple[str, str]:
-        """How calls on arrays on GPUs go, and why: ``"peer"``, by kernels over peer memory, where
-        all ranks give arrays of their `device`, and no others; or ``"host"``, by way of the host.
+        """How calls on arrays on GPUs go, and why.
+
+        ``"peer"``: by kernels over peer memory, where all ranks give arrays of their `device`, and
+        no others. ``"host"``: by way of the host.
         """
         if self._device_path is None:
             return device_paths.HOST, "it was made without a device"
@@ -260,7 +263,7 @@ class Communicator(_core.Communicator):
 
         Raises:
             ConfigurationError: the host has not so much memory left, a dimension is negative,
-                collectives do not take `dtype`, this communicator is closed, or this process is a
+                collectives do not take ``dtype``, this communicator is closed, or this process is a
                 fork of the one that made it.
         """
         wanted = np.dtype(dtype)
@@ -300,15 +303,15 @@ class Communicator(_core.Communicator):
         return LeafReductions(self, self._world.planner.of_deal)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """Make a communicator of the ranks that give the same `color`; collective over this one.
+        """Make a communicator of the ranks that give the same ``color``; collective over this one.
 
         Args:
             color: which group this rank joins, 0 to 2**62 - 1; None for no group.
             key: orders the ranks of a group; equal keys keep this communicator's order.
 
         Returns:
-            The new communicator, with this one's timeout, wire and GPU; None where `color` is None.
-            It fails and is closed apart from this one.
+            The new communicator, with this one's timeout, wire and GPU; None where ``color`` is
+            None. It fails and is closed apart from this one.
 
         Raises:
             ConfigurationError: a rank of the group cannot have the memory that it needs.
@@ -359,7 +362,7 @@ class Communicator(_core.Communicator):
         return made
 
     def shrink(self) -> Communicator:
-        """Go on without the ranks that have died; collective over those that live.
+        """Go on without the ranks that have died; collective over those that live::
 
             try:
                 comm.all_reduce(x)
@@ -374,9 +377,9 @@ class Communicator(_core.Communicator):
 
         Without a failure it aborts this communicator, so that ranks which wait in a call come too.
 
-        The ranks meet at the store where they joined. So it must still be there: `pycollective
-        run`'s is, and an object that was given to `init` as its store. Over MPI they meet by its
-        own `Shrink`, where that goes on after a death (ULFM, and mpi4py 4.1).
+        The ranks meet at the store where they joined. So it must still be there: ``pycollective
+        run``'s is, and an object that was given to `init` as its store. Over MPI they meet by its
+        own ``Shrink``, where that goes on after a death (ULFM, and mpi4py 4.1).
 
         Returns:
             The new communicator, with this one's timeout and `init`'s other options.
@@ -407,7 +410,7 @@ class Communicator(_core.Communicator):
         """Take in the processes that wait to join; collective.
 
         They come behind the ranks that are here, which keep their order. A process waits in `init`
-        if `pycollective run --elastic` has started it in place of one that died. If none waits,
+        if ``pycollective run --elastic`` has started it in place of one that died. If none waits,
         this takes one broadcast.
 
         Returns:

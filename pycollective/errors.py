@@ -64,7 +64,7 @@ class CollectiveMismatch(CollectiveError):
 
 
 class CollectiveAborted(CollectiveError):
-    """A rank aborted the group: by `abort()`, by Ctrl-C, or by leaving with work pending."""
+    """A rank aborted the group: by `Communicator.abort`, Ctrl-C, or leaving with work pending."""
 
 
 class ConfigurationError(ValueError):

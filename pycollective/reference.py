@@ -21,7 +21,7 @@ _FLOATS = frozenset(_NAN)
 
 
 def tree(leaves: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
-    """The root of the order over `leaves`, with `combine` at each inner node."""
+    """The root of the order over ``leaves``, with ``combine`` at each inner node."""
 
     def node(lo: int, hi: int) -> Any:
         if hi - lo == 1:
@@ -47,14 +47,14 @@ def reduce(
         dtype: the result's, a float's if it is not the leaves' own; that of the first if omitted.
 
     Raises:
-        ValueError: `op` has no meaning for the dtype.
+        ValueError: ``op`` has no meaning for the dtype.
     """
     with np.errstate(all="ignore"):
         return _reduce(inputs, op, divisor, np.dtype(dtype or inputs[0].dtype))
 
 
 def is_defined(dtype: np.dtype[Any], op: str) -> bool:
-    """Whether `op` has a meaning for `dtype`."""
+    """Whether ``op`` has a meaning for ``dtype``."""
     try:
         reduce([np.zeros(1, dtype)], op)
     except ValueError:
@@ -110,7 +110,7 @@ def _negative(a: np.ndarray) -> np.ndarray:
 
 
 def shards(count: int, ranks: int) -> list[slice]:
-    """The equal shards of `count` elements, a multiple of `ranks`, in rank order."""
+    """The equal shards of ``count`` elements, a multiple of ``ranks``, in rank order."""
     each = count // ranks
     return [slice(r * each, (r + 1) * each) for r in range(ranks)]
 

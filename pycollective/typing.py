@@ -3,7 +3,7 @@
     from pycollective.typing import Algorithm, ReduceOp
 
 Type checkers alone read these: what there is at run time stands in the tables of the core and of
-`pycollective.schedule`, and a test holds both to each other.
+``pycollective.schedule``, and a test holds both to each other.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-# How elements are combined; which types have which: docs/reference/contract.md.
+#: How elements are combined. contract.md says which dtypes have which.
 ReduceOp: TypeAlias = Literal["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"]
-# How a collective moves its data (docs/inside/algorithms.md); "auto": as is fastest.
+#: How a collective moves its data (algorithms.md); ``"auto"`` takes what is fastest.
 Algorithm: TypeAlias = Literal[
     "auto", "direct", "ring", "tree", "halving_doubling", "recursive_doubling", "hierarchical"
 ]
-# How what goes to other hosts travels (docs/inside/wire.md).
+#: How what goes to other hosts travels (wire.md).
 Wire: TypeAlias = Literal["raw", "exact"]
-# What carries messages between hosts; "shm": nothing does, all ranks are on one host.
+#: What carries messages between hosts; ``"shm"``: nothing does, all ranks are on one host.
 Transport: TypeAlias = Literal["shm", "mpi", "gloo"]
-# The types that an array's elements may have, by NumPy's or ml_dtypes' names.
+#: The types that an array's elements may have, by NumPy's or ml_dtypes' names.
 Dtype: TypeAlias = Literal[
     "float16",
     "bfloat16",
@@ -39,9 +39,14 @@ Dtype: TypeAlias = Literal[
 ]
 
 # Options of compression (docs/reference/compression.md).
+
+#: Where data are compressed, between hosts or between all ranks.
 Between: TypeAlias = Literal["hosts", "ranks"]
+#: Whether top-k takes the largest elements of each tensor, or of each chunk of it.
 By: TypeAlias = Literal["tensor", "chunk"]
+#: How top-k sends values.
 Values: TypeAlias = Literal["float32", "bfloat16", "float16"]
+#: How top-k exchanges its messages; the two are the same.
 Exchange: TypeAlias = Literal["gather", "auto"]
 
 
@@ -82,5 +87,7 @@ class CupyStream(Protocol):
         ...
 
 
+#: What calls take as an array, NumPy's or one with DLPack or the CUDA array interface.
 Array: TypeAlias = np.ndarray[Any, Any] | SupportsDLPack | SupportsCudaArray
+#: What calls take as a CUDA stream, its handle or a stream of cuda.core, torch or CuPy.
 Stream: TypeAlias = int | SupportsCudaStream | TorchStream | CupyStream

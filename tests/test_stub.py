@@ -48,7 +48,7 @@ def test_a_collective_and_its_stubs_have_the_same_parameters_and_defaults(name):
     # async_op left out, True, or a bool; all that again where the result goes to x or to `out`.
     assert len(overloads) == (6 if name in ("all_reduce", "reduce") else 3)
     for each in overloads:
-        assert names_of(each) == ["self", *signature.parameters]
+        assert names_of(each) == [*signature.parameters]
     given = [p.default for p in signature.parameters.values() if p.default is not p.empty]
     assert [ast.literal_eval(default) for default in overloads[0].defaults] == given
 

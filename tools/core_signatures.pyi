@@ -36,6 +36,7 @@ class Operation:
 
 class Work(Generic[_T_co]):
     def wait(self, timeout: float | None = None) -> _T_co: ...
+    def done(self) -> bool: ...
 
 class Communicator:
     def __init__(

@@ -279,7 +279,7 @@ def _bench(ranks: int, small: bool) -> Step:
     command = ("bench", "all_reduce", "--device", "cuda", "--ranks", str(ranks), *sizes, *rounds)
     return Step(
         f"bench, {ranks} process{'es' if ranks > 1 else ''}",
-        _pycollective(*command, *peers),
+        _pycollective(*command, *peers, "--verbose"),  # each phase has its rows
         *(60, CORE),
         reads=bench_rows,
         shows=shown.bench,

@@ -285,12 +285,16 @@ PyMethodDef methods[kCollectiveMethods + 9] = {};
 const PyMethodDef own_methods[] = {
     {"abort", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(abort)),
      METH_VARARGS | METH_KEYWORDS,
-     "abort(reason='abort() was called')\n--\n\nFail the group on every rank; needs no peer."},
+     "abort($self, reason='abort() was called')\n--\n\n"
+     "Fail the group on every rank; needs no peer.\n\n"
+     "Calls that are under way, and later ones, raise CollectiveAborted on all ranks.\n\n"
+     "Args:\n    reason: what the error says."},
     {"stats", stats, METH_NOARGS,
-     "stats()\n--\n\n"
-     "What this rank has sent to other hosts so far: a dict of sent_messages, sent_bytes (payloads "
-     "as they left, with the library's own headers; not the transport's) and sent_raw_bytes (what "
-     "the same would have been unpacked)."},
+     "stats($self)\n--\n\n"
+     "Count what this rank has sent to other hosts so far.\n\n"
+     "Returns:\n"
+     "    ``sent_messages``; ``sent_bytes``, payloads as they left, with the library's headers,\n"
+     "    without the transport's; ``sent_raw_bytes``, what they would have been unpacked."},
     {"_check_peers", check_peers, METH_NOARGS, nullptr},
     {"_gone", gone, METH_NOARGS, nullptr},
     {"_close", close, METH_NOARGS, nullptr},
@@ -300,11 +304,11 @@ const PyMethodDef own_methods[] = {
 };
 
 PyGetSetDef properties[] = {
-    {"rank", get_rank, nullptr, "This rank: 0 to size - 1.", nullptr},
+    {"rank", get_rank, nullptr, "The number of this rank, 0 to size - 1.", nullptr},
     {"size", get_size, nullptr, "Number of ranks.", nullptr},
     {"timeout", get_timeout, set_timeout, "Seconds that an operation may take.", nullptr},
     {"wire", get_wire, set_wire,
-     "How data go to other hosts where a call leaves it open: 'raw' or 'exact' (packed, the same "
+     "How data go to other hosts where a call leaves it open, 'raw' or 'exact' (packed, the same "
      "bits). The same on all ranks.",
      nullptr},
     {"closed", get_closed, nullptr, "Whether close() was called.", nullptr},

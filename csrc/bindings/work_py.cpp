@@ -62,6 +62,8 @@ py::object PythonWork::wait(double timeout) {
 }
 
 void bind_work(py::module_& module) {
+  py::options options;
+  options.disable_function_signatures();  // docstrings begin with shorter ones
   py::class_<PythonWork> type(
       module, "Work", py::is_final(),
       "A call that was made with async_op=True and is under way.\n\n"
@@ -70,7 +72,8 @@ void bind_work(py::module_& module) {
   // So that Work[...] can be written where annotations are evaluated.
   type.attr("__class_getitem__") = py::reinterpret_steal<py::object>(
       PyClassMethod_New(py::module_::import("types").attr("GenericAlias").ptr()));
-  type.def("done", &PythonWork::done, "Whether the call has ended, well or badly; does not block.")
+  type.def("done", &PythonWork::done,
+           "done() -> bool\n\nWhether the call has ended, well or badly; does not block.")
       .def_property_readonly("source", &PythonWork::source,
                              "The rank that sent the message, of a recv that has ended well; else "
                              "None.")
@@ -84,18 +87,20 @@ void bind_work(py::module_& module) {
             return self.wait(timeout.value_or(0));
           },
           py::arg("timeout") = py::none(),
-          R"(Block until the call is done; it may be called again.
+          R"(wait(timeout: float | None = None) -> object
+
+Block until the call is done; it may be called again.
 
 Args:
     timeout: seconds to wait at most; None for as long as the communicator's timeout allows the
         call.
 
 Returns:
-    What the call returns without async_op: the array that holds the result, the rank that a recv
+    What the call returns without async_op, the array that holds the result, the rank that a recv
     received from, or None.
 
 Raises:
-    CollectiveTimeout: `timeout` ran out. The call goes on.
+    CollectiveTimeout: ``timeout`` ran out. The call goes on.
     CollectiveError: the call failed. A call on a GPU's stream is done once it is launched; where
         its communicator has failed since, this is raised too.)");
 }

@@ -1,4 +1,4 @@
-"""A run on the console, and its record in nccl-tests' columns, one line a library.
+"""A run on the console, and its record in nccl-tests' columns: a line for each size and library.
 
 All libraries work in place, and in all-to-all out of place, so there is one group of `time algbw
 busbw #wrong`, where nccl-tests has two.
@@ -17,13 +17,23 @@ from pycollective.bench.record import Limit, Record, Row
 from pycollective.bench.settings import Settings
 
 
-def run(settings: Settings, progress: measurement.Progress = lambda line: None) -> Record:
-    """Measure, print the table as it grows, and say to `progress` what is being done."""
+def run(
+    settings: Settings,
+    progress: measurement.Progress = lambda line: None,
+    verbose: bool = False,
+) -> Record:
+    """Measure, print the table as it grows, and say to `progress` what is being done.
+
+    Args:
+        settings: what to measure.
+        progress: called with what is being done.
+        verbose: print every phase's rows and the machine's limit, too.
+    """
     records = measurement.measure(settings, progress)
     record = next(records)
-    _print(header(record), progress)
+    _print(header(record, verbose), progress)
     for record in records:
-        _print(rows(record, record.rows[-1].size), progress)
+        _print(rows(record, record.rows[-1].size, verbose), progress)
     _print(footer(record), progress)
     return record
 
@@ -35,7 +45,7 @@ def _print(lines: Iterator[str], progress: measurement.Progress) -> None:
     sys.stdout.flush()
 
 
-def header(record: Record) -> Iterator[str]:
+def header(record: Record, verbose: bool = False) -> Iterator[str]:
     """Yield what was measured, where, and what the columns mean."""
     settings, machine = record.settings, record.machine
     rounds = f"{settings['rounds']} rounds"
@@ -69,6 +79,8 @@ def header(record: Record) -> Iterator[str]:
         f"# time: the slowest rank's, median over rounds; {placed}, inputs restored between blocks"
     )
     yield "# phase: near, cores share a cache, or far; measured before and after each turn"
+    if not verbose:
+        yield "#   where both were seen, a row is of near; --verbose prints far, and the limit, too"
     if gpus:
         yield "#   by the host's clock, around calls and the end of their stream"
     yield (
@@ -76,7 +88,7 @@ def header(record: Record) -> Iterator[str]:
         "rounding;"
     )
     yield "#   a peer promises neither, so there it counts how it differs, not mistakes"
-    limit = "" if gpus else "; limit: slower of streaming in place and copying"
+    limit = "; limit: slower of streaming in place and copying" if verbose and not gpus else ""
     yield f"# ratio: time over pycollective's{limit}"
     if hosts > 1:
         yield "# sent: bytes a call that all ranks together sent to other hosts; raw: unpacked"
@@ -88,13 +100,14 @@ def header(record: Record) -> Iterator[str]:
     yield ("#" + _columns(*units)[1:] + _between(record, "(B)", "(B)")).rstrip()
 
 
-def rows(record: Record, size: int) -> Iterator[str]:
-    """Yield the lines of one size: every library, then the limit."""
-    for row in record.rows:
-        if row.size == size:
+def rows(record: Record, size: int, verbose: bool = False) -> Iterator[str]:
+    """Yield the lines of one size: every library; if `verbose` in each phase, then the limit."""
+    of_size = [row for row in record.rows if row.size == size]
+    for row in of_size:
+        if verbose or row.phase == of_size[0].phase:
             yield _row(record, row)
     for limit in record.limits:
-        if limit.size == size:
+        if verbose and limit.size == size:
             yield _limit(record, limit)
 
 

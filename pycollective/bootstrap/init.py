@@ -61,8 +61,8 @@ def init(
 ) -> Communicator:
     """Join the job's ranks; every rank must call it, as often as the others.
 
-    Without arguments the launch is found from the environment: `pycollective run`, torchrun (or its
-    variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), mpiexec (through mpi4py), Slurm's
+    Without arguments the launch is found from the environment: ``pycollective run``, torchrun (or
+    its variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), mpiexec (through mpi4py), Slurm's
     srun, or none, which gives a communicator of one rank. Where variables say that there are more
     ranks, and they cannot be found, `init` raises; ``init(rank=0, size=1)`` is one rank on purpose.
 
@@ -75,7 +75,7 @@ def init(
     are one rank.
 
     Args:
-        rank: this rank, 0 to ``size - 1``; with `size` and `store`, for programs that bootstrap
+        rank: this rank, 0 to ``size - 1``; with ``size`` and ``store``, for programs that bootstrap
             themselves.
         size: number of ranks: at most 64 on a host, 4,096 in all.
         store: where the ranks find each other: ``"tcp://host:port"``, at which rank 0 serves while
@@ -83,7 +83,7 @@ def init(
             as a `torch.distributed.Store`, which must outlast the call on every rank. A store
             that has no more than those two serves one `init` only. ``tcp://`` wants a secret, the
             same word on all ranks: in the environment variable PYCOLLECTIVE_SECRET (which
-            `pycollective run` sets), or in a file that its owner alone may read, which
+            ``pycollective run`` sets), or in a file that its owner alone may read, which
             PYCOLLECTIVE_SECRET_FILE names. An object is trusted, and so is torchrun's store:
             whoever can write to it can keep the ranks from joining, or lead them astray.
         timeout: seconds that joining, and later each operation, may take.
@@ -105,7 +105,7 @@ def init(
             GPUs may be given without it, and go by way of the host.
 
     Warns:
-        RuntimeWarning: on rank 0, of an environment variable PYCOLLECTIVE_… that there is not.
+        RuntimeWarning: on rank 0, of an environment variable ``PYCOLLECTIVE_…`` that is not known.
 
     Raises:
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.

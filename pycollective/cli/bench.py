@@ -41,31 +41,31 @@ def add(parsers: Parsers) -> None:
         group,
         "-i --stepbytes",
         "BYTES",
-        "sizes this far apart, instead of -f (default: by -f)",
+        "each size is this much larger than the one before, instead of -f (default: use -f)",
         "0",
     )
     option(group, "-d --dtype", "NAME", "element type; half, float and double too", "float32")
     option(group, "-o --op", "NAME", "sum, avg, prod, min, max, band, bor or bxor", "sum")
     option(group, "-r --root", "RANK", "root of broadcast, gather and scatter", 0, int)
-    option(group, "--algorithm", "NAME", "of pycollective's own ranks", "auto")
+    option(group, "--algorithm", "NAME", "algorithm of pycollective's ranks", "auto")
     option(
         group,
         "--peers",
         "NAMES",
-        "measure beside these, with commas between: gloo, mpich, openmpi, openmpi-nocma, "
-        "impi, torch, native, fake (torch's, which does nothing), shared (pycollective, arrays of "
-        "Communicator.empty), bfloat16 and float16 (as many bytes of that type); on GPUs nccl "
-        "(default: none)",
+        "what else to measure in the same run, with commas between: gloo, mpich, openmpi, "
+        "openmpi-nocma or impi; on GPUs nccl; of pycollective native (from C++), torch (its "
+        "backend), shared (arrays of Communicator.empty), bfloat16 or float16 (as many bytes of "
+        "that type); fake, torch's backend that does nothing (default: none)",
         "",
     )
 
     group = parser.add_argument_group("how it is measured")
-    option(group, "--rounds", "N", "turns that each library has at each size", 7, int)
+    option(group, "--rounds", "N", "turns of each library at each size", 7, int)
     option(
         group,
         "--iterations",
         "N",
-        "timed calls a round (default: as many as take some 20 ms)",
+        "timed calls in a round (default: as many as take some 20 ms)",
         0,
         int,
     )
@@ -74,7 +74,7 @@ def add(parsers: Parsers) -> None:
         group,
         "-c --check",
         "N",
-        "calls a size that are verified, beside the last timed one; 0: none",
+        "calls to verify at each size, besides the last timed one; 0 verifies none",
         1,
         int,
     )
@@ -84,37 +84,56 @@ def add(parsers: Parsers) -> None:
         group,
         "--offsets",
         "BYTES",
-        "where each rank's array begins, behind a page; with commas between, the ranks take them "
-        "in turn (NumPy's large arrays: 16, torch's: 64)",
+        "bytes from the start of a page to each rank's array; of several, with commas between, "
+        "ranks take one each, in turn (NumPy's large arrays have 16, torch's 64)",
         "16",
     )
     option(
-        group, "--device", "NAME", "where arrays lie: cpu, or cuda, each host's GPUs in turn", "cpu"
+        group,
+        "--device",
+        "NAME",
+        "memory of the arrays: cpu, or cuda, where ranks take their host's GPUs in turn",
+        "cpu",
     )
     option(
         group,
         "--topology",
         "HOSTS",
-        "hosts that pycollective's own ranks simulate, such as 2x2 (default: "
-        "PYCOLLECTIVE_TOPOLOGY, else the real one)",
+        "simulate hosts for pycollective's ranks, such as 2x2: two hosts of two ranks (default: "
+        "PYCOLLECTIVE_TOPOLOGY, else the real hosts)",
         "",
     )
     option(
         group,
         "--wire",
         "NAME",
-        "how what they send to other hosts travels: raw or exact (default: "
+        "what they send to other hosts: raw, or exact, which is packed without loss (default: "
         "PYCOLLECTIVE_WIRE, else raw)",
         "",
     )
     for mpi in ("mpich", "openmpi", "impi"):
         option(
-            group, f"--{mpi}-env", "DIR", f"its environment, with mpi4py (default: .venv-{mpi})", ""
+            group,
+            f"--{mpi}-env",
+            "DIR",
+            f"virtual environment of --peers {mpi}, with mpi4py (default: .venv-{mpi})",
+            "",
         )
 
     group = parser.add_argument_group("results")
+    group.add_argument(
+        *("-v", "--verbose"),
+        action="store_true",
+        help="print also the machine's limit for each size, and a row for each phase of the "
+        "machine (default: one row for each size and library)",
+    )
     option(
-        group, "-J --json", "FILE", "write the whole record there (default: nowhere)", None, Path
+        group,
+        "-J --json",
+        "FILE",
+        "write all that was measured there (default: nowhere)",
+        None,
+        Path,
     )
     option(
         group,
@@ -130,7 +149,8 @@ def add(parsers: Parsers) -> None:
         group,
         "--tune",
         "FILE",
-        "every algorithm; adds it to this table for algorithm='auto' (default: no table)",
+        "time every algorithm, and add the times to this table, by which init(tuning=FILE) "
+        "chooses (default: no table)",
         None,
         Path,
     )
@@ -138,8 +158,8 @@ def add(parsers: Parsers) -> None:
         group,
         "--codec",
         "NAME",
-        "a codec (exact, one_bit, int8, top_k) beside dense calls, and whether it pays "
-        "(default: none)",
+        "compare a codec (exact, one_bit, int8 or top_k) with dense calls, and say whether it "
+        "pays (default: none)",
         "",
     )
     option(
@@ -150,17 +170,20 @@ def add(parsers: Parsers) -> None:
 def bench(options: argparse.Namespace) -> int:
     """Time a collective beside other libraries, and verify every bit.
 
-    Columns are those of nccl-tests, but that a time is the slowest rank's, not the
-    mean over the ranks. With --topology, two more columns say how many bytes all
-    ranks sent to other hosts a call, and how many they were unpacked.
+      pycollective bench all_reduce -n 2 -d bfloat16 --peers gloo
 
-    With --tune every algorithm is timed instead, on ranks of its own or in the
-    launch that this command is part of. It heeds -b, -e, -i, -f, -d, --rounds, -n
-    and --topology, and PYCOLLECTIVE_WIRE.
+    It prints a row for each size and library. The columns are those of nccl-tests,
+    except that a time is the slowest rank's, not the mean over the ranks. With
+    --topology, two more columns say how many bytes all ranks together sent to other
+    hosts in a call, and how many these would be without packing.
 
-    With --codec gradients are averaged by it, dense in fp32 and dense in bf16, the
-    same way: bytes between hosts, time, error of one step, and a verdict. It heeds
-    -b, -e, -i, -f, --rounds, -n and --topology.
+    With --tune it times every algorithm of pycollective instead, on ranks of its
+    own or in the launch that this command is part of. It takes -b, -e, -i, -f, -d,
+    --rounds, -n and --topology, and heeds PYCOLLECTIVE_WIRE.
+
+    With --codec it compares three ways to average gradients: by that codec, dense
+    in fp32 and dense in bf16. It prints bytes between hosts, times, the error of
+    one step, and a verdict. It takes -b, -e, -i, -f, --rounds, -n and --topology.
 
     Exit status 1: wrong bits, 2: what was asked for cannot be, 3: a rank was lost.
     """
@@ -287,7 +310,7 @@ def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) ->
         mpi_environments={mpi: getattr(options, f"{mpi}_env") for mpi in MPI_PACKAGES},
     )
     with progress_line() as progress:
-        record = run(settings, progress)
+        record = run(settings, progress, options.verbose)
     if options.json is not None:
         write_json(record, options.json)
     if options.plot is not None:

@@ -21,13 +21,20 @@ WIDTH = 80  # columns of a help page
 Parsers = Any
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """A page of help: `WIDTH` columns, with the paragraphs of a text."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=WIDTH)
+
+
 class Parser(argparse.ArgumentParser):
     """As argparse's, but for how a mistake and help look."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
             allow_abbrev=False,  # an abbreviation would end with the next option of its beginning
-            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=WIDTH),
+            formatter_class=Help,
             **options,
         )
 

@@ -22,8 +22,9 @@ def add(parsers: Parsers) -> None:
 def diff(options: argparse.Namespace) -> int:
     """Name the first step, parameter, leaf and rank in which two runs differ.
 
-    Each run has noted its gradients and averages, under PYCOLLECTIVE_LEDGER or
-    LeafSync(ledger=). They may have had other numbers of ranks, and been resumed:
+    Each run has written a ledger: digests of its gradients and their averages, in
+    the folder of PYCOLLECTIVE_LEDGER or LeafSync(ledger=). The runs may have had
+    different numbers of ranks, and may have been resumed:
 
       PYCOLLECTIVE_LEDGER=a pycollective run -n 8 train.py
       PYCOLLECTIVE_LEDGER=b pycollective run -n 3 train.py

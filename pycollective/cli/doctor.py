@@ -1,4 +1,4 @@
-"""`pycollective doctor`: what is here, and what each missing piece costs.
+"""`pycollective doctor`: what works here, and what each missing piece is needed for.
 
 And `pycollective build-torch`: the torch backend for a torch that has none prebuilt.
 """
@@ -38,6 +38,7 @@ from pycollective.errors import ConfigurationError
 from pycollective.shim import building
 
 _MIB = 1 << 20
+_FOR_MPI = "to launch by mpiexec, and for MPI as a peer of pycollective bench"
 
 
 def add(parsers: Parsers) -> None:
@@ -46,10 +47,12 @@ def add(parsers: Parsers) -> None:
 
 
 def doctor(options: argparse.Namespace | None = None) -> None:
-    """Say what is here, and what each missing piece costs.
+    """Say what works here, and what to install or change for the rest.
 
-    A line begins with ok, or with -- where a piece is missing. The exit status is 0
-    either way: the library itself needs NumPy alone.
+    A line that begins with ok is as it should be. One that begins with -- names
+    something that is missing or slow, and the line below it says what it is needed
+    for, or what it costs. The exit status is 0 either way: the library itself needs
+    NumPy alone.
     """
     for name, found, cost in report():
         print(f"{'ok ' if not cost else '-- '} {name:16} {found}")
@@ -58,7 +61,7 @@ def doctor(options: argparse.Namespace | None = None) -> None:
 
 
 def report() -> list[tuple[str, str, str]]:
-    """Return (piece, what was found, what its absence costs; empty if nothing is missing)."""
+    """Return (piece, what was found, what to know where that is missing or slow; else empty)."""
     foreign = ", ".join(each.name for each in _core.dtypes() if not each.in_numpy)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     many = len(os.sched_getaffinity(0))
@@ -75,26 +78,32 @@ def report() -> list[tuple[str, str, str]]:
         ("single copy", *_single_copy()),
         (
             "open files",
-            str(files),
+            f"each process may have {files}",
             ""
             if files >= 256
-            else f"{MAX_RANKS_PER_HOST} ranks need some 150 descriptors each: ulimit -n 1024",
+            else f"each of {MAX_RANKS_PER_HOST} ranks needs some 150: ulimit -n 1024",
         ),
-        _package("torch", "the torch.distributed backend and the DDP hooks"),
+        _package("torch", "for the torch.distributed backend and the DDP hooks"),
         backend,
-        _package("ml_dtypes", f"NumPy arrays of {foreign}"),
-        _package("mpi4py", "launches by mpiexec, and the MPI peers of the benchmark"),
+        _package("ml_dtypes", f"for NumPy arrays of {foreign}"),
+        _package("mpi4py", _FOR_MPI),
         _mpi(),
         _between_hosts(backend=not backend[2]),
         (
             "variables",
-            ", ".join(name for name in VARIABLES if name in os.environ) or "none is set",
+            ", ".join(name for name in VARIABLES if name in os.environ)
+            or "no variable of pycollective is set",
             "; ".join(unknown_variables()),
         ),
-        ("topology", os.environ.get(ENV_TOPOLOGY) or "hosts as they are found", ""),
-        _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
+        ("topology", _topology(), ""),
+        _program("mpiexec", _FOR_MPI),
         ("CUDA", *_cuda()),
     ]
+
+
+def _topology() -> str:
+    simulated = os.environ.get(ENV_TOPOLOGY)
+    return f"{simulated} is simulated, by {ENV_TOPOLOGY}" if simulated else "the real hosts"
 
 
 def _simd() -> tuple[str, str]:
@@ -102,7 +111,7 @@ def _simd() -> tuple[str, str]:
         level = _core.simd_level()
     except ValueError as error:  # as its variable asks for
         return str(error), "nothing can be reduced: unset the variable, or correct it"
-    slow = "fp16 and bf16 reductions run several times slower"
+    slow = "fp16 and bf16 reductions take several times as long as with AVX2 or AVX-512"
     return level, slow if level == "portable" else ""
 
 
@@ -111,18 +120,19 @@ def _phase() -> tuple[str, str]:
     now = phase.phase_of(latency)
     if now == phase.SINGLE:
         return "one core", ""
-    cost = "large collectives take 3 to 10 times as long as where cores share a cache"
+    far = now == phase.FAR
+    share = "share no cache" if far else "share a cache"
     return (
-        f"{now} now, {latency * 1e9:.0f} ns one way (virtual machines change within seconds)",
-        cost if now == phase.FAR else "",
+        f"{now}: {latency * 1e9:.0f} ns one way, the cores {share} (on a virtual machine: now)",
+        "large collectives take 3 to 10 times as long as on cores that share one" if far else "",
     )
 
 
 def _other_load() -> tuple[str, str]:
     many = len(os.sched_getaffinity(0))
     if said := cores.busy(cores.used_by_others(), many):
-        return said, "a rank that shares a core with one waits for its time slices, of milliseconds"
-    return "none to speak of", ""
+        return said, "a rank that shares its core waits milliseconds for its turns"
+    return "other processes leave the cores free", ""
 
 
 def _shared_memory() -> tuple[str, str]:
@@ -132,8 +142,8 @@ def _shared_memory() -> tuple[str, str]:
     except ConfigurationError as error:
         return f"none: {error}", "no rank can join"
     return (
-        f"{room.bytes / _MIB:.0f} MiB may be committed ({room.limit}); a rank of two needs "
-        f"{node.mailbox_bytes(2) / _MIB:.1f} MiB, of sixteen {node.mailbox_bytes(16) / _MIB:.1f} "
+        f"{room.bytes / _MIB:.0f} MiB free ({room.limit}); each of 2 ranks needs "
+        f"{node.mailbox_bytes(2) / _MIB:.1f} MiB, each of 16 {node.mailbox_bytes(16) / _MIB:.1f} "
         "MiB",
         "",
     )
@@ -143,8 +153,8 @@ def _pidfd() -> tuple[str, str]:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
-        return f"no pidfd: {error}", f"dead peers cannot be seen: {PIDFD_NEEDS}"
-    return "pidfd", ""
+        return f"no pidfd: {error}", f"a rank cannot see that another is dead: {PIDFD_NEEDS}"
+    return "a rank sees at once that another has died (pidfd)", ""
 
 
 # Prints the errno with which a process is refused that reads the memory of the one that started it;
@@ -168,27 +178,30 @@ def _single_copy() -> tuple[str, str]:
     try:
         node = _core.Node()
     except ConfigurationError:
-        return "unknown without shared memory", "it is not known whether large messages copy once"
+        return (
+            "unknown without shared memory",
+            "it is not known whether large messages are copied once or twice",
+        )
     command = [sys.executable, "-c", _READ_PROBE, node.token.hex(), str(node.fileno())]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, pass_fds=[node.fileno()]
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        return f"unknown: {last}", "it is not known whether large messages copy once"
+        return f"unknown: {last}", "it is not known whether large messages are copied once or twice"
     if (error := int(done.stdout)) == 0:
         return "ranks may read each other's memory (process_vm_readv)", ""
     scope = ptrace_scope()
     why = f"; kernel.yama.ptrace_scope is {scope}" if scope else ""
     cure = (
-        "sysctl kernel.yama.ptrace_scope=0"
+        "to allow it: sysctl kernel.yama.ptrace_scope=0"
         if scope
-        else "a seccomp profile that allows it (in a container: --cap-add SYS_PTRACE)"
+        else "a seccomp profile may allow it (in a container: --cap-add SYS_PTRACE)"
     )
     return (
         f"process_vm_readv is refused: {os.strerror(error)}{why}",
-        "large messages, all-gathers, broadcasts, gathers, scatters and all-to-alls copy twice, "
-        f"through shared memory, and take up to three times as long: {cure}",
+        "large messages, all-gathers, broadcasts, gathers, scatters and all-to-alls are copied "
+        f"twice, through shared memory, and take up to three times as long; {cure}",
     )
 
 
@@ -196,12 +209,12 @@ def _package(name: str, for_what: str) -> tuple[str, str, str]:
     try:
         return name, importlib.metadata.version(name), ""
     except importlib.metadata.PackageNotFoundError:
-        return name, "not installed", f"without it, not: {for_what}"
+        return name, "not installed", f"needed {for_what}"
 
 
 def _program(name: str, for_what: str) -> tuple[str, str, str]:
     path = shutil.which(name)
-    return name, path or "not found", "" if path else f"without it, not: {for_what}"
+    return name, path or "not found", "" if path else f"needed {for_what}"
 
 
 # Prints a line: the MPI of mpi4py, and whether it serves several threads at once.
@@ -214,19 +227,27 @@ print(" ".join(name.split()), int(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
 
 def _mpi() -> tuple[str, str, str]:
     if importlib.util.find_spec("mpi4py") is None:
-        return "MPI", "unknown without mpi4py", f"between hosts, not: MPI ({INSTALL_MPI4PY})"
+        return "MPI", "unknown without mpi4py", f"needed between hosts by MPI: {INSTALL_MPI4PY}"
     # In a process of its own: to look is to initialise MPI, which may end the process.
     command = [sys.executable, "-c", _MPI_PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except subprocess.TimeoutExpired:
-        return "MPI", "does not start within 20 s", "launches by mpiexec will hang, too"
+        return (
+            "MPI",
+            "does not start within 20 s",
+            "under mpiexec pycollective.init would hang, too",
+        )
     name, _, multiple = done.stdout.strip().rpartition(" ")
     if done.returncode != 0 or not name:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        return "MPI", f"does not start: {last}", "launches by mpiexec will fail, too"
+        return "MPI", f"does not start: {last}", "under mpiexec pycollective.init would fail, too"
     if multiple != "1":
-        return "MPI", f"{name}, not MPI_THREAD_MULTIPLE", "it cannot carry messages between hosts"
+        return (
+            "MPI",
+            f"{name}, not MPI_THREAD_MULTIPLE",
+            "needed to send between hosts: an MPI with thread support",
+        )
     return "MPI", f"{name}, MPI_THREAD_MULTIPLE", ""
 
 
@@ -241,7 +262,7 @@ print(json.dumps(_core.cuda_report(sys.argv[1:])))
 def _cuda() -> tuple[str, str]:
     # In a process of its own, too: to look is to initialise CUDA, which no fork survives.
     command = [sys.executable, "-c", _CUDA_PROBE, *nvrtc_folders()]
-    cost = "without it, not: arrays on GPUs"
+    cost = "needed for arrays on GPUs"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
@@ -257,7 +278,7 @@ def _cuda() -> tuple[str, str]:
     version = f"{report['version'] // 1000}.{report['version'] % 1000 // 10}"
     found = f"{version} ({report['driver']}), {', '.join(counted)}"
     if "no images" in report:
-        return f"{found}; calls by way of the host; kernels: none", report["no images"]
+        return f"{found}; calls go through host memory; kernels: none", report["no images"]
     return (
         f"{found}; {_device_path(len(devices), report['apart'])}; kernels: {report['images']}",
         "",
@@ -270,11 +291,11 @@ def _device_path(devices: int, apart: list[list[int]]) -> str:
     if choice != "auto":
         return f"device path {choice}, by {ENV_DEVICE_PATH}"
     if devices == 1:
-        return "calls by way of the host, as ranks would share the GPU"
+        return "calls go through host memory, as ranks would share the GPU"
     if apart:
         pairs = ", ".join(f"{one} and {other}" for one, other in apart)
-        return f"calls by way of the host, where ranks use GPUs that are apart: {pairs}"
-    return "calls by kernels over peer memory, under init(device=...) with a GPU for each rank"
+        return f"calls go through host memory for ranks on GPUs without peer access: {pairs}"
+    return "calls run as kernels over peer memory, after init(device=...) and a GPU a rank"
 
 
 def _between_hosts(backend: bool) -> tuple[str, str, str]:
@@ -284,7 +305,11 @@ def _between_hosts(backend: bool) -> tuple[str, str, str]:
     ]
     if ways:
         return "between hosts", ", ".join(ways), ""
-    return "between hosts", "no transport", "all ranks must be on one host: no torch, no mpi4py"
+    return (
+        "between hosts",
+        "no transport",
+        "all ranks must be on one host; torch (Gloo) or mpi4py joins several",
+    )
 
 
 # Prints which shim has been loaded, by this package: another may lie where the user is.
@@ -306,7 +331,7 @@ def _torch_backend() -> tuple[str, str, str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
-        return name, "does not load within 60 s", "without it, not: DDP and other programs of torch"
+        return name, "does not load within 60 s", "needed for DDP and other programs of torch"
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         return name, "does not load", last  # which names the cure
@@ -321,7 +346,8 @@ def add_build_torch(parsers: Parsers) -> None:
 def build_torch(options: argparse.Namespace) -> None:
     """Build the torch backend for the torch that is installed, into the user's cache.
 
-    Needs a C++ compiler and Python's headers. Does nothing where there is one that
-    fits.
+    It is for a torch that the wheel has no backend for, takes one to five minutes,
+    and needs a C++ compiler and Python's headers. Where a backend fits already, it
+    says so and does nothing.
     """
     building.build(say=lambda line: print(line, flush=True))

@@ -27,15 +27,14 @@ def add(parsers: Parsers) -> None:
     parser.add_argument(
         "--pin",
         action="store_true",
-        help="keep each rank on a core of its own, one hardware thread of each physical core first "
+        help="bind each rank to a core of its own, one hardware thread of each physical core first "
         "(default: ranks run where the system puts them)",
     )
     parser.add_argument(
         "--tag-output",
         action="store_true",
         default=None,
-        help="begin each line of output with [rank] (default: where it goes anywhere but to a "
-        "terminal)",
+        help="begin each line of output with [rank] (default: unless it goes to a terminal)",
     )
     parser.add_argument(
         "--no-tag-output",
@@ -56,10 +55,17 @@ def add(parsers: Parsers) -> None:
     parser.add_argument(
         "--elastic",
         action="store_true",
-        help="go on when a rank dies, and start another process in its place (default: a rank's "
+        help="when a rank dies, go on and start another process in its place (default: a rank's "
         "failure ends the job)",
     )
-    option(parser, "--min", "M", "ranks without which an elastic job ends (default: 1)", None, int)
+    option(
+        parser,
+        "--min",
+        "M",
+        "end an elastic job when fewer ranks than this are left (default: 1)",
+        None,
+        int,
+    )
     option(
         parser,
         "--max-restarts",
@@ -74,32 +80,32 @@ def add(parsers: Parsers) -> None:
 def run(options: argparse.Namespace) -> int:
     """Start ranks of a program on this host; if one fails, name it and end the rest.
 
-    PROGRAM is a Python file, -m and a module, or any executable. Whatever stands
-    behind it is its own, options too. The options of `run` stand before it; an -n
-    behind it is refused where none stands before it.
+    PROGRAM is a Python file, -m and a module, or any executable. What follows it is
+    passed to it, options too; options of `run` go before it. An -n that follows it
+    is refused where none goes before it.
 
       pycollective run -n 4 train.py --epochs 3
       pycollective run -n 4 -m package.train --epochs 3
       pycollective run -n 4 --log-dir logs/1 python -u train.py
 
-    Each rank finds `pycollective.init()` ready, and torch.distributed's env:// too.
-    A line of output arrives whole, up to 64 KiB of it, on the stream that the rank
-    wrote it to. Rank 0 has the standard input, a terminal too, so that breakpoint()
-    works there. That of the other ranks is empty.
+    In each rank `pycollective.init()` joins the others, and so does PyTorch's
+    init_process_group() by env://. A line of output arrives whole, up to 64 KiB of
+    it, on the stream that the rank wrote it to. Rank 0 reads the standard input, so
+    breakpoint() works there; the other ranks find it empty.
 
     --pin binds ranks as mpiexec -bind-to core does: a rank, its threads and what
     it starts stay on one core. More ranks than cores are refused. Two jobs would
     get the same cores: start the second under `taskset -c` with others. Leave
     --pin out where ranks compute with several threads, as with torch.
 
-    With --elastic a rank that is killed, or ends with another status than 0, leaves
-    the others running. Another process takes its place and joins them. It starts
-    at once, or after 0.1 to 30 s if the one before has not got as far as joining.
-    It has the rank's core, its standard input and its tag; with --log-dir its files
-    are DIR/R/stdout.1.log and so on. PYCOLLECTIVE_JOINS=1 tells it what it is. The
-    job fails when no rank that had joined is left, when a rank fails before the
-    ranks have met, and when fewer than --min are left; those that have ended well,
-    and places that are still to be filled, count.
+    With --elastic the others run on when a rank is killed, or ends with another
+    status than 0. Another process takes its place and joins them. It starts at
+    once, or after 0.1 to 30 s if the one before has not got as far as joining. It
+    has the rank's core, its standard input and its tag; with --log-dir its files
+    are DIR/R/stdout.1.log and so on. In it PYCOLLECTIVE_JOINS is 1. The job fails
+    when no rank that had joined is left, when a rank fails before the ranks have
+    met, and when fewer than --min are left; those that have ended well count, and
+    so do places that are still to be filled.
 
     Exit status: that of the rank that failed first, or 128 and its signal's number;
     2: there is no such program.

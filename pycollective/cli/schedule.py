@@ -33,21 +33,22 @@ def add(parsers: Parsers) -> None:
     parser.add_argument(
         *("-n", "--ranks"), type=int, required=True, metavar="N", help="number of ranks (required)"
     )
-    option(parser, "--operation", "NAME", "a collective that the algorithm can do", "all_reduce")
+    option(parser, "--operation", "NAME", "collective; not every algorithm has all", "all_reduce")
     option(
         parser,
         "--topology",
         "HOSTS",
-        "2x4: two hosts of four ranks; 3,1: a host of three and one of one (default: one host)",
+        "2x4: two hosts of four ranks each; 3,1: a host of three ranks and one of one (default: "
+        "one host)",
         "",
     )
-    option(parser, "-r --root", "RANK", "where the operation has one", 0, int)
+    option(parser, "-r --root", "RANK", "root of broadcast, reduce, gather and scatter", 0, int)
     option(parser, "-d --dtype", "NAME", "element type", "bfloat16")
     option(
         parser,
         "--size",
         "BYTES",
-        "a rank's input or output, whichever is larger; K, M and G are binary",
+        "bytes of a rank's input or output, whichever is larger; K, M and G are binary",
         "16M",
     )
     option(
@@ -59,13 +60,18 @@ def add(parsers: Parsers) -> None:
         Path,
     )
     option(
-        parser, "--shard", "NUMBER", "shard that the picture follows; the others are faint", 0, int
+        parser,
+        "--shard",
+        "NUMBER",
+        "shard that the picture shows in full; the others are faint",
+        0,
+        int,
     )
     option(
         parser,
         "--shards",
         "COUNT",
-        "prove and count so many shards, spread evenly (default: all of them, or "
+        "look at so many shards, spread evenly, and not at all (default: all of them, or "
         f"{_SOME} where that would take minutes)",
         0,
         int,
@@ -74,21 +80,31 @@ def add(parsers: Parsers) -> None:
         "--no-verify",
         action="store_false",
         dest="verify",
-        help="count alone (default: prove the schedule right)",
+        help="count, and leave out the proof (default: prove the schedule right)",
     )
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="print also what the engine carries out for a rank",
+        help="print also the instructions that a rank carries out",
     )
-    option(parser, "--rank", "RANK", "whose plan that is: a rank's number, or all (default: 0)", "")
+    option(
+        parser,
+        "--rank",
+        "RANK",
+        "whose instructions --plan prints: a rank's number, or all (default: 0)",
+        "",
+    )
 
 
 def schedule(options: argparse.Namespace) -> int:
     """Show what an algorithm sends, step by step, and prove it right.
 
-    Nothing is run: a schedule is data, and the same everywhere. All shards count as
-    equally large.
+      pycollective schedule ring -n 4
+      pycollective schedule hierarchical -n 8 --topology 2x4 --picture steps.png
+
+    No rank is started: the schedule is computed, checked and printed. What travels
+    is leaves (a rank's input), nodes (the sum of some ranks' inputs, in a wider
+    type) and results. All shards are taken to be equally large.
 
     Exit status 1: the schedule is wrong, 2: what was asked for cannot be.
     """

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pycollective.cli.schedule_messages import KINDS, Counts, Sizes
+from pycollective.config import ENV_WIRE
 from pycollective.schedule import Schedule
 from pycollective.schedule.cost import COUNTED_RANKS, TYPICAL, Element, Link, price
 from pycollective.schedule.steps import Type
@@ -194,4 +195,7 @@ def between_hosts(schedule: Schedule, counts: Counts, sizes: Sizes, of: str) -> 
     text = f"between hosts{of}: all ranks together send {raw:,.0f} bytes raw"
     if sizes.dtype not in HEADERS:  # nor are nodes, then
         return f"{text}; {sizes.dtype} is never packed"
-    return f"{text}, packed at least {packed:,.0f} (of zeros), at most {LENGTH} a piece more"
+    return (
+        f"{text}; with {ENV_WIRE}=exact from {packed:,.0f}, where all values are 0, to {LENGTH} a "
+        "piece more than raw"
+    )

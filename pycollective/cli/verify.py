@@ -28,7 +28,7 @@ def add(parsers: Parsers) -> None:
         parser,
         "-n --ranks",
         "N",
-        "ranks to start, outside a launch (default: join the launch, or be alone)",
+        "ranks to start (default: join the launch that this command is part of, or be one rank)",
         None,
         int,
     )
@@ -38,30 +38,35 @@ def add(parsers: Parsers) -> None:
             action="append",
             default=[],
             metavar="NAMES",
-            help="only these, with commas between, or the option again (default: all)",
+            help=f"only these {name[2:]}s, with commas between; may be given again (default: all)",
         )
     parser.add_argument(
         *("-d", "--dtype"),
         action="append",
         default=[],
         metavar="NAMES",
-        help="only these (default: all that NumPy has here)",
+        help="only these element types (default: all; with ml_dtypes also bfloat16 and fp8)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="few counts, none large (default: all counts)"
+        "--quick", action="store_true", help="fewer and smaller messages (default: all)"
     )
     parser.add_argument(
-        "--table", action="store_true", help="a line a combination (default: wrong ones alone)"
+        "--table", action="store_true", help="a line for each combination (default: for wrong ones)"
     )
     option(
         parser,
         "--device",
         "NAME",
-        "where arrays lie: cpu, or cuda, each host's GPUs in turn",
+        "memory of the arrays: cpu, or cuda, where ranks take their host's GPUs in turn",
         "cpu",
     )
     option(
-        parser, "--timeout", "SECONDS", "that joining, and each operation, may take", 60.0, float
+        parser,
+        "--timeout",
+        "SECONDS",
+        "how long joining, and each operation, may take",
+        60.0,
+        float,
     )
 
 

@@ -19,7 +19,7 @@ __all__ = [
     "compressed_reduce_scatter",
 ]
 
-# The state of each codec, by its name. Torch's face has one called the same, and its hook.
+#: The state of each codec, by its name. Torch's face has one called the same, and its hook.
 CODECS: dict[str, type[State]] = {
     state.codec: state for state in (OneBitState, Int8State, TopKState)
 }

@@ -83,7 +83,7 @@ class State(SavedByStateDict):
             key: the parameter's name.
 
         Returns:
-            Whether all were finite on all ranks; if not, `out` is NaN everywhere.
+            Whether all were finite on all ranks; if not, ``out`` is NaN everywhere.
 
         Raises:
             ConfigurationError: see `all_reduce`; the elements cannot be shared out evenly, or hosts
@@ -272,8 +272,8 @@ class TopKState(State):
             values: how they travel: "float32", "bfloat16" or "float16". What rounding drops stays
                 in the residual.
             exchange: nothing to choose: "auto" and "gather" are the same.
-            warm_up: so many steps after `dense_steps` the density falls from nearly 1 to its value,
-                by equal ratios.
+            warm_up: so many steps after ``dense_steps`` the density falls from nearly 1 to its
+                value, by equal ratios.
             decay: what is held is multiplied by it each step.
             between: see there.
             compress: see there.

@@ -14,10 +14,10 @@ from pycollective import _core
 from pycollective.errors import ConfigurationError
 from pycollective.leaves.deal import checked_leaves
 from pycollective.order import Node, parent, sibling
+from pycollective.typing import Array
 
 if TYPE_CHECKING:
     from pycollective._core import Work
-    from pycollective.typing import Array
 
 Shape = int | Sequence[int]
 _Row: TypeAlias = Any  # flat, of float32: an array, or a tensor on a device
@@ -27,7 +27,7 @@ _ROOM = 32  # kNodeRoom: kernels read rows in multiples of so many elements
 
 
 class Accumulator:
-    """Adds up some of a reduction's leaves, in any order: what one rank gives to the reduction.
+    """Adds up some of a reduction's leaves, in any order: what one rank gives to the reduction::
 
         acc = pycollective.Accumulator(weights.shape, leaves=12)
         for leaf in pycollective.leaves_of(comm.rank, comm.size, 12):
@@ -35,7 +35,7 @@ class Accumulator:
 
     It keeps finished nodes of the order, each a row of fp32. Whenever both halves of a node are
     there, they become one row, in the same pass over memory that takes the leaf. Leaves 0, 1, 2,
-    ... of an aligned run of `m` leaves need ``log2(m) + 1`` rows at most; any run from its first
+    ... of an aligned run of ``m`` leaves need ``log2(m) + 1`` rows at most; any run from its first
     leaf to its last needs twice as many at most; other orders need more, up to one row a leaf.
 
     A reduction spends it: `reset` begins the next step, once the reduction is done. For one thread
@@ -76,7 +76,7 @@ class Accumulator:
     def add(
         self, leaf: int, gradient: Array | Sequence[Array | None] | None, donate: bool = False
     ) -> None:
-        """Add the gradient of micro-batch `leaf`. It is read before this returns, and not kept.
+        """Add the gradient of micro-batch ``leaf``. It is read before this returns, and not kept.
 
         Args:
             leaf: its number, 0 to M - 1; each once.

@@ -22,7 +22,7 @@ MOST_LEAVES = 1 << 15  # kCountableRanks: what plans and kernels have room for
 
 
 def leaves_of(rank: int, size: int, leaves: int) -> range:
-    """Return the leaves that `rank` of `size` ranks has by default: a run, the same on all ranks.
+    """Return the leaves that a rank has by default: a run, the same on all ranks.
 
     Every rank has as many, or one more. Where there is a choice, the runs are cut such that all
     together are made of the fewest nodes of the order, so that the ranks send the least. With fewer
@@ -34,7 +34,7 @@ def leaves_of(rank: int, size: int, leaves: int) -> range:
         leaves: leaves of the whole reduction, M; its run depends on nothing but these three.
 
     Raises:
-        ConfigurationError: `rank`, `size` or `leaves` out of range.
+        ConfigurationError: ``rank``, ``size`` or ``leaves`` out of range.
     """
     if size < 1:
         raise ConfigurationError(f"leaves are shared by 1 rank or more, not {size}")
@@ -134,7 +134,7 @@ class Deal:
 
     @classmethod
     def of(cls, leaves: int, given: Sequence[Collection[int]]) -> Deal:
-        """Return the deal in which rank `r` gives the leaves ``given[r]``, in any order.
+        """Return the deal in which rank ``r`` gives the leaves ``given[r]``, in any order.
 
         Raises:
             ConfigurationError: a leaf is given twice, by no rank, or is out of range; the message
@@ -168,7 +168,7 @@ class Deal:
         return len(self.held)
 
     def nodes(self, rank: int) -> list[Node]:
-        """Return the fewest nodes of the order that make up the leaves of `rank`; they ascend."""
+        """Return the fewest nodes of the order that make up the leaves of ``rank``; they ascend."""
         return list(self._nodes[rank])
 
     @cached_property

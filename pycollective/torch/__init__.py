@@ -1,11 +1,11 @@
-"""The torch.distributed face: importing it registers the backend ``pycollective``.
+"""The torch.distributed face: importing it registers the backend ``pycollective``::
 
-import pycollective.torch
-torch.distributed.init_process_group("pycollective")     # then DDP, FSDP2, DTensor as usual
-ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
-pycollective.torch.LeafSync(model, leaves=24)            # the same bits on any number of ranks
-pycollective.torch.stats()                               # what was sent to other hosts
-pycollective.torch.empty(1000, dtype=torch.bfloat16)     # a tensor that peers read in place
+    import pycollective.torch
+    torch.distributed.init_process_group("pycollective")     # then DDP, FSDP2, DTensor as usual
+    ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
+    pycollective.torch.LeafSync(model, leaves=24)            # the same bits on any number of ranks
+    pycollective.torch.stats()                               # what was sent to other hosts
+    pycollective.torch.empty(1000, dtype=torch.bfloat16)     # a tensor that peers read in place
 
 The hooks, `pycollective.torch.ordered`, LeafSync and states of compression work over any other
 backend, too. They need no part compiled for torch.

@@ -86,8 +86,8 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
 
     Returns:
         ``sent_messages``, ``sent_bytes`` (as they left, with the library's headers) and
-        ``sent_raw_bytes`` (what they would have been unpacked), as `Communicator.stats` counts
-        them. Groups count apart. All are 0 on one host.
+        ``sent_raw_bytes`` (what they would have been unpacked), as
+        `pycollective.Communicator.stats` counts them. Groups count apart. All are 0 on one host.
 
     Raises:
         ConfigurationError: this process is in no such group, or another backend serves its CPU.
@@ -102,9 +102,9 @@ def empty(
 ) -> torch.Tensor:
     """Make a tensor in memory that the other ranks of this host read in place.
 
-    `Communicator.empty` says which calls gain by it, and whose the memory is. FSDP2 takes its
-    buffers from there after ``model.set_allocate_memory_from_process_group_for_comm(True)``. Any
-    thread may call this.
+    `pycollective.Communicator.empty` says which calls gain by it, and whose the memory is. FSDP2
+    takes its buffers from there after
+    ``model.set_allocate_memory_from_process_group_for_comm(True)``. Any thread may call this.
 
     Args:
         size: as `torch.empty` takes it.
@@ -118,7 +118,7 @@ def empty(
         ConfigurationError: the host has not so much memory left, this
             process is in no such group or a fork of the one that made it, the group is destroyed,
             or another backend serves its CPU.
-        RuntimeError: `torch.empty` does not take `size`.
+        RuntimeError: `torch.empty` does not take ``size``.
     """
     wanted = torch.get_default_dtype() if dtype is None else dtype
     sizes = torch.empty(*size, device="meta").size()  # type: ignore[arg-type]

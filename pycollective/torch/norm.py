@@ -34,7 +34,7 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
-    """Scale gradients, in place, so that their L2 norm is at most `max_norm`.
+    """Scale gradients, in place, so that their L2 norm is at most ``max_norm``.
 
     As ``torch.nn.utils.clip_grad_norm_``, whose norm has other bits for each number of shards. Here
     they follow from the gradients' elements and shapes alone: for FSDP2, HSDP, DDP and one process
@@ -44,7 +44,7 @@ def clip_grad_norm_(
     Args:
         parameters: one or several, in an order that is the same on all ranks. A gradient is a dense
             tensor on the CPU of float32, bfloat16, float16 or float64, or a DTensor of such that is
-            sharded by dimension 0 over one mesh dimension, as `fully_shard` has it. One that is
+            sharded by dimension 0 over one mesh dimension, as ``fully_shard`` has it. One that is
             None counts as +0, and keeps its place in the order.
         max_norm: 0 or more.
         norm_type: 2.0, the only one.
@@ -57,9 +57,9 @@ def clip_grad_norm_(
     Raises:
         ConfigurationError: a gradient or an argument cannot be used so, on this rank or another of
             the shards' group; nothing was changed.
-        CollectiveMismatch: the ranks have other gradients, or another `max_norm`.
+        CollectiveMismatch: the ranks have other gradients, or another ``max_norm``.
         CollectiveError: what the backend says of the gathering, after its timeout at the latest.
-        RuntimeError: the norm is not finite, as `error_if_nonfinite` asks; names the gradient.
+        RuntimeError: the norm is not finite, as ``error_if_nonfinite`` asks; names the gradient.
     """
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]

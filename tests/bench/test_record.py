@@ -89,7 +89,7 @@ def test_the_columns_are_those_of_nccl_tests(record):
     assert (
         " ".join(titles) == "size count type redop root time algbw busbw #wrong ratio phase library"
     )
-    lines = list(table.rows(record, 1024))
+    lines = list(table.rows(record, 1024, verbose=True))
     own = " ".join(lines[0].split())
     assert own == "1024 128 float32 none -1 2.00 0.50 0.25 0 1.00 pycollective"
     assert lines[1].split()[-4:] == ["0.00", "12", "500.00", "gloo"]
@@ -99,11 +99,31 @@ def test_the_columns_are_those_of_nccl_tests(record):
     assert len(lines) == 4
 
 
+def test_a_library_has_one_row_a_size_unless_more_is_asked_for(record):
+    record.rows = [replace(row, phase=phase) for phase in ("near", "far") for row in record.rows]
+    record.rows.sort(key=lambda row: row.size)
+    near = [line.split() for line in table.rows(record, 1024)]
+    assert [line[-1] for line in near[:2]] == ["pycollective", "gloo"]
+    assert len(near) == 3
+    assert {"near" in line for line in near} == {True}
+    assert len(list(table.rows(record, 1024, verbose=True))) == 3 + 3 + 1
+    for verbose in (False, True):
+        header = "\n".join(table.header(record, verbose))
+        assert ("--verbose prints far" in header, "limit: slower" in header) == (
+            not verbose,
+            verbose,
+        )
+
+
 @pytest.mark.parametrize("phase", ["", "far"])
 def test_make_gpu_reads_the_rows(record, phase):
     record.rows = [replace(row, phase=phase) for row in record.rows]
     within = f" {phase}" if phase else ""
-    lines = [*table.header(record), *table.rows(record, 1024), *table.footer(record)]
+    lines = [
+        *table.header(record),
+        *table.rows(record, 1024, verbose=True),
+        *table.footer(record),
+    ]
     assert bench_rows("\n".join(lines)) == {
         f"pycollective{within} 1024": {"us": "2.00", "busbw": "0.25", "wrong": "0"},
         f"gloo{within} 1024": {"us": "1000", "busbw": "0.00", "wrong": "12"},
@@ -124,11 +144,12 @@ def test_what_was_sent_between_hosts_has_columns_where_there_are_several(record)
     assert "2 ranks on 2 simulated hosts, exact between them" in header[0]
     titles = next(line for line in header if "algbw" in line).strip("# ").split()
     assert " ".join(titles[-5:]) == "ratio sent raw phase library"
-    lines = [line.split() for line in table.rows(record, 1024)]
+    rows = list(table.rows(record, 1024, verbose=True))
+    lines = [line.split() for line in rows]
     assert lines[0][-4:] == ["1.00", "1234", "2000", "pycollective"]
     assert lines[1][-4:] == ["500.00", "n/a", "n/a", "gloo"]
     last = ("pycollective", "gloo", "openmpi", "limit")
-    at = [line.index(word) for line, word in zip(table.rows(record, 1024), last, strict=True)]
+    at = [line.index(word) for line, word in zip(rows, last, strict=True)]
     assert len(set(at)) == 1, at
 
 

@@ -1,4 +1,4 @@
-"""`pycollective doctor`: every piece has a line, and a missing one says what it costs."""
+"""`pycollective doctor`: every piece has a line, and a missing one says what it is needed for."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def test_what_is_here_is_found():
     assert lines["pycollective"][0].startswith(f"{VERSION} on Linux")
     assert lines["cores"][0] == str(len(os.sched_getaffinity(0)))
     assert lines["SIMD"][0] == _core.simd_level()
-    assert lines["open files"][0] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    assert lines["peer watch"] == ["pidfd", ""]
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert lines["open files"][0] == f"each process may have {files}"
+    assert lines["peer watch"] == ["a rank sees at once that another has died (pidfd)", ""]
 
 
 def test_a_wrong_simd_level_is_said(monkeypatch):
@@ -86,7 +87,11 @@ def test_that_ranks_may_not_read_each_other_is_said():
 
 @pytest.mark.parametrize(
     ("nanoseconds", "found", "cost"),
-    [(0, "one core", ""), (41, "near now, 41 ns one way", ""), (180, "far now, 180 ns", "3 to 10")],
+    [
+        (0, "one core", ""),
+        (41, "near: 41 ns one way, the cores share a cache", ""),
+        (180, "far: 180 ns one way, the cores share no cache", "3 to 10"),
+    ],
 )
 def test_the_phase_of_the_machine_is_said(monkeypatch, nanoseconds, found, cost):
     monkeypatch.setattr(phase, "look", lambda cores: nanoseconds * 1e-9)
@@ -98,7 +103,10 @@ def test_the_phase_of_the_machine_is_said(monkeypatch, nanoseconds, found, cost)
 
 @pytest.mark.parametrize(
     ("used", "found", "cost"),
-    [(0.2, "none to speak of", ""), (1.04, "other processes use 1.0 of 2 cores", "time slices")],
+    [
+        (0.2, "other processes leave the cores free", ""),
+        (1.04, "other processes use 1.0 of 2 cores", "waits milliseconds"),
+    ],
 )
 def test_other_processes_that_compute_are_said(monkeypatch, used, found, cost):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
@@ -112,7 +120,7 @@ def test_how_hosts_could_be_joined(monkeypatch):
     monkeypatch.setenv("PYCOLLECTIVE_TOPOLOGY", "2x2")
     monkeypatch.setenv("PYCOLLECTIVE_WIER", "raw")
     lines = report()
-    assert lines["topology"] == ["2x2", ""]
+    assert lines["topology"] == ["2x2 is simulated, by PYCOLLECTIVE_TOPOLOGY", ""]
     assert "PYCOLLECTIVE_TOPOLOGY" in lines["variables"][0]
     assert "PYCOLLECTIVE_WIER: did you mean PYCOLLECTIVE_WIRE?" in lines["variables"][1]
     there = importlib.util.find_spec
@@ -131,11 +139,11 @@ def test_how_hosts_could_be_joined(monkeypatch):
     ("module", "found", "cost"),
     [
         ("def Get_library_version(): return 'Some MPI 1.0, of a test'", "Some MPI 1.0, MPI_", ""),
-        ("def Query_thread(): return 0", "Open MPI v9, not MPI_THREAD_MULTIPLE", "it cannot carry"),
+        ("def Query_thread(): return 0", "Open MPI v9, not MPI_THREAD_MULTIPLE", "needed to send"),
         (
             "raise RuntimeError('no such network')",
             "does not start: RuntimeError: no",
-            "launch",
+            "under mpiexec",
         ),
     ],
 )
@@ -160,8 +168,8 @@ def test_shared_memory_says_who_limits_it(monkeypatch):
     room = host_memory.Headroom(3 << 20, "the limit of a test")
     monkeypatch.setattr(host_memory, "headroom", lambda: room)
     found, _ = report()["shared memory"]
-    assert found.startswith("3 MiB may be committed (the limit of a test); ")
-    assert f"of sixteen {_core.Node().mailbox_bytes(16) / (1 << 20):.1f} MiB" in found
+    assert found.startswith("3 MiB free (the limit of a test); ")
+    assert f"each of 16 {_core.Node().mailbox_bytes(16) / (1 << 20):.1f} MiB" in found
 
 
 def test_a_limit_of_file_sizes_is_named(monkeypatch):
@@ -195,12 +203,12 @@ def test_what_is_missing_says_what_it_costs(monkeypatch, capsys):
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for line, cost in [
         ("-- cores 1", "2 ranks share 1 core, so they take turns"),
-        ("-- SIMD portable", "run several times slower"),
-        ("-- peer watch no pidfd: not here", "dead peers cannot be seen"),
-        ("-- open files 100", "ulimit -n"),
+        ("-- SIMD portable", "take several times as long"),
+        ("-- peer watch no pidfd: not here", "a rank cannot see that another is dead"),
+        ("-- open files each process may have 100", "ulimit -n"),
         (
             "-- mpiexec not found",
-            "without it, not: launches by mpiexec, and the MPI peers of the benchmark",
+            "needed to launch by mpiexec, and for MPI as a peer of pycollective bench",
         ),
     ]:
         assert cost in said[said.index(line) + 1]

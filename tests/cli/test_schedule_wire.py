@@ -61,7 +61,7 @@ def between(*arguments):
     if not found:
         return None
     [(raw, rest)] = found
-    packed = re.search(r"packed at least ([\d,]+) \(of zeros\), at most 4 a piece more$", rest)
+    packed = re.search(r"=exact from ([\d,]+), where all values are 0, to 4 a piece more", rest)
     return tuple(
         int(each.replace(",", "")) if each else None for each in (raw, packed and packed[1])
     )

@@ -11,7 +11,7 @@ from pycollective.cli import doctor
 from pycollective.device_path import nvrtc_folders
 from tests.cuda import standin
 
-NOT = "without it, not: arrays on GPUs"
+NOT = "needed for arrays on GPUs"
 
 
 def report(monkeypatch, **variables):
@@ -58,9 +58,15 @@ def test_a_driver_that_does_not_do_says_why(monkeypatch, variables, said):
 @pytest.mark.parametrize(
     ("variables", "path"),
     [
-        ({}, "calls by kernels over peer memory, under init(device=...) with a GPU for each rank"),
-        ({"devices": 1}, "calls by way of the host, as ranks would share the GPU"),
-        ({"peers": 0}, "calls by way of the host, where ranks use GPUs that are apart: 0 and 1"),
+        (
+            {},
+            "calls run as kernels over peer memory, after init(device=...) and a GPU a rank",
+        ),
+        ({"devices": 1}, "calls go through host memory, as ranks would share the GPU"),
+        (
+            {"peers": 0},
+            "calls go through host memory for ranks on GPUs without peer access: 0 and 1",
+        ),
         (
             {"PYCOLLECTIVE_DEVICE_PATH": "host"},
             "device path host, by PYCOLLECTIVE_DEVICE_PATH",

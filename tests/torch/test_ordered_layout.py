@@ -281,7 +281,7 @@ def buckets(comm, hosts, counts, piece):
     ids=str,
 )
 def test_no_more_memory_is_kept_than_some_buckets(pool, hosts, share):
-    """As many as docs/inside/gpu.md says; of large ones a piece counts."""
+    """As many as docs/reference/ordered.md says; of large ones a piece counts."""
     counts = np.random.default_rng(0).integers(20_000, 500_000, 12).tolist()
     piece = 2 * 300_000
     for after in pool(size_of(hosts)).call(buckets, hosts, counts, piece):

@@ -15,14 +15,14 @@ from pycollective.torch.ordered.fsdp import OwnBuffers
 def fsdp_parameters(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """What a state of compression is made of for FSDP2: a parameter for each sharded module.
 
-    torch reduces all gradients of a module that `fully_shard` was called on as one tensor. Its name
-    is the module's in the model ("" of the model itself), or the last one's of several modules that
-    are sharded as one, ``fully_shard([a, b])``. Its elements are those of all ranks' shards,
+    torch reduces all gradients of a module that ``fully_shard`` was called on as one tensor. Its
+    name is the module's in the model ("" of the model itself), or the last one's of several modules
+    that are sharded as one, ``fully_shard([a, b])``. Its elements are those of all ranks' shards,
     padding included. It is where the mesh is, also while the parameters are not: on the device
-    "meta", or on CPUs by `CPUOffloadPolicy`.
+    "meta", or on CPUs by ``CPUOffloadPolicy``.
 
     Args:
-        model: after `fully_shard`; its parameters are sharded by their first dimension over one
+        model: after ``fully_shard``; its parameters are sharded by their first dimension over one
             mesh dimension.
 
     Returns:
@@ -78,7 +78,7 @@ def _shard(parameter: torch.Tensor, name: str) -> tuple[int, int, torch.device]:
 
 
 class CompressedReduceScatter(OwnBuffers):
-    """FSDP2's gradients of one module, averaged by a state of compression.
+    """FSDP2's gradients of one module, averaged by a state of compression::
 
         state = OneBitState(fsdp_parameters(model), group=mesh.get_group())
         for name, module in model.named_modules():

@@ -581,7 +581,7 @@ class TopKState(State):
         compress: Compress | None = None,
         dense_steps: int = 0,
     ) -> None:
-        """Collective over the group; `parameters` and `group` are those of `OneBitState`.
+        """Collective over the group; ``parameters`` and ``group`` are those of `OneBitState`.
 
         The other arguments are those of `pycollective.compression.TopKState`.
         """

@@ -27,7 +27,7 @@ class Leaves(Protocol):
 
 
 class LeafSampler(Sampler[list[int]]):
-    """Gives leaf `i` of step `s` the same samples on any number of ranks.
+    """Gives leaf ``i`` of step ``s`` the same samples on any number of ranks.
 
     It is a ``batch_sampler`` of `torch.utils.data.DataLoader`: a batch is a leaf's micro-batch, and
     a rank gets its leaves' (``sync.local_leaves``, in that order), step after step. Once something

@@ -49,7 +49,7 @@ AHEAD = "batches drawn ahead"  # by a loader, at most
 
 
 class Steps:
-    """What `LeafSync.steps` returns: iterates over `Step`.
+    """What `pycollective.torch.LeafSync.steps` returns: iterates over `Step`.
 
     ``len()`` is the number of steps that are left; without an end it raises. Each step's ``.grad``
     is None from here until the step is complete, so an optimizer that steps too early does nothing.
@@ -185,7 +185,7 @@ class Step:
 
     A leaf begins when its batch is handed out, and ends when the next batch is asked for: forward
     and one backward go between. With the last, the step is complete. On a rank without leaves there
-    are no batches, and to iterate takes part in the averages. With `audit` there are batches of
+    are no batches, and to iterate takes part in the averages. With ``audit`` there are batches of
     other ranks' leaves, too.
 
     Attributes:
@@ -255,7 +255,9 @@ class Step:
                     self.leaf = None
 
     def count(self, count: int) -> None:
-        """Say what this leaf's loss is a sum over, before its backward: as `LeafSync.leaf`'s.
+        """Say what this leaf's loss is a sum over, before its backward.
+
+        It is the count of `pycollective.torch.LeafSync.leaf`.
 
         Raises:
             ConfigurationError: there is no leaf under way, its count comes twice or after its
@@ -284,7 +286,7 @@ class Step:
 
     @property
     def logged(self) -> dict[str, float]:
-        """The means of what was logged, in fp64: the same bits on all ranks, however many.
+        """The means of what was logged, in fp64, with the same bits on any number of ranks.
 
         On a GPU the host waits for the step, and for what all ranks have told of it.
 

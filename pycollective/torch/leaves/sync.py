@@ -56,7 +56,7 @@ class LeafSync:
     The order in which gradients are added follows from the number of leaves alone
     (contract.md), so a training has the same weights, bit for bit, on any number of ranks, if
     each leaf's gradients are (any_number_of_ranks.md says when they are). Each rank computes
-    `local_leaves`, a run of leaves; it may be empty where there are more ranks than leaves:
+    `local_leaves`, a run of leaves; it may be empty where there are more ranks than leaves::
 
         for step in sync.steps(loader, until=1000):
             for x, y in step:
@@ -69,9 +69,9 @@ class LeafSync:
     ``zero_grad`` is not needed. A parameter that a leaf does not use counts as +0 in it. Who loads
     data without a `LeafSampler` computes leaves by `leaf` and `finish`.
 
-    With FSDP2's `fully_shard`, M is a multiple of the number of ranks n, and rank r has the leaves
-    r, n + r, 2n + r, ..., in this order: all ranks compute at the same time, and use the same
-    modules. Each ``.grad`` is sharded as its parameter (any_number_of_ranks.md#with-fsdp2).
+    With FSDP2's ``fully_shard``, M is a multiple of the number of ranks n, and rank r has the
+    leaves r, n + r, 2n + r, ..., in this order: all ranks compute at the same time, and use the
+    same modules. Each ``.grad`` is sharded as its parameter (any_number_of_ranks.md#with-fsdp2).
 
     Without DistributedDataParallel, parameters and buffers become rank 0's here. With it, around
     the model or inside, its ``no_sync`` holds all the time, so what it was told of buckets does not
@@ -83,7 +83,7 @@ class LeafSync:
 
     Args:
         model: a module with parameters on the CPU, or on one CUDA device, compiled or not, in
-            DistributedDataParallel, on CPUs sharded by `fully_shard`, or neither.
+            DistributedDataParallel, on CPUs sharded by ``fully_shard``, or neither.
         leaves: M, of a step, over all ranks.
         seed: of what `leaf` seeds, and of `LeafSampler`.
         grad_dtype: of the averages, such as ``torch.float32`` for weights in bfloat16; None for
@@ -91,24 +91,24 @@ class LeafSync:
         bucket_cap_mb: MiB of averages in a bucket, at most, unless one parameter has more. None for
             6 over ``pycollective``, so that gradients are still in a cache when they are added, and
             for DDP's 25 over another backend, whose calls cost more, and on a GPU; also with
-            `fully_shard`, whose modules are the buckets.
+            ``fully_shard``, whose modules are the buckets.
         group: a process group of ``pycollective``, Gloo or another backend that carries CPU
-            tensors, or a `Communicator`; for parameters on a GPU one of NCCL or ``pycollective``.
-            None for DDP's or `fully_shard`'s, the default group, or, where there is none, the ranks
-            that `pycollective.init` finds.
+            tensors, or a `pycollective.Communicator`; for parameters on a GPU one of NCCL or
+            ``pycollective``. None for DDP's or ``fully_shard``'s, the default group, or, where
+            there is none, the ranks that `pycollective.init` finds.
         ledger: a folder in which each step's gradients and averages are noted by their digests, for
-            `pycollective diff` (ledger.md); None for that of PYCOLLECTIVE_LEDGER, or none. On
-            CPUs, and without `fully_shard`.
+            ``pycollective diff`` (ledger.md); None for that of PYCOLLECTIVE_LEDGER, or none. On
+            CPUs, and without ``fully_shard``.
         check_every: so many steps after which all ranks' weights and last averages are compared,
-            as the next step begins; None for never. On CPUs, and without `fully_shard`.
-        audit: so many leaves of each step, drawn by `seed`, whose gradients another rank computes
+            as the next step begins; None for never. On CPUs, and without ``fully_shard``.
+        audit: so many leaves of each step, drawn by ``seed``, whose gradients another rank computes
             again, in `steps`; None for none. Gradients that differ stop the step
             (any_number_of_ranks.md#when-a-processor-computes-wrongly). On CPUs, and without
-            `fully_shard`.
+            ``fully_shard``.
         elastic: whether the training goes on when ranks die, and lets others join
-            (elastic.md). `group` is then a `Communicator` that the LeafSync takes over, or
-            None; the model is bare, on CPUs; and all steps are in one loop of `steps`, without
-            `leaf` and `finish`. It needs xxhash.
+            (elastic.md). ``group`` is then a `pycollective.Communicator` that the LeafSync takes
+            over, or None; the model is bare, on CPUs; and all steps are in one loop of `steps`,
+            without `leaf` and `finish`. It needs xxhash.
 
     Attributes:
         leaves: M.
@@ -285,7 +285,7 @@ class LeafSync:
         cost: Cost | None = None,
         measure_ranks: bool = False,
     ) -> Steps:
-        """Go through a training's steps, with their leaves' batches.
+        """Go through a training's steps, with their leaves' batches::
 
             for step in sync.steps(loader, until=1000):
                 for x, y in step:  # a batch for each leaf of this rank
@@ -311,7 +311,7 @@ class LeafSync:
 
         Raises:
             ConfigurationError: on all ranks, the loader of one cannot be used so; says why.
-            CollectiveMismatch: ranks are at other steps, or have another `until` or LeafSampler.
+            CollectiveMismatch: ranks are at other steps, or have another ``until`` or LeafSampler.
         """
         self._refuse_broken()
         loops: list[Steps] = []
@@ -362,7 +362,7 @@ class LeafSync:
     def leaf(self, leaf: int, count: int | None = None) -> Iterator[None]:
         """Compute one leaf: forward and one backward, in this block.
 
-        It is for those who load data without a loader that `steps` takes:
+        It is for those who load data without a loader that `steps` takes::
 
             for step in range(sync.step, steps):
                 for leaf in sync.local_leaves:
@@ -387,9 +387,10 @@ class LeafSync:
             ConfigurationError: the leaf is not this rank's or not its turn, or was given already;
                 `steps` goes on; there is no backward, or more than one; a weight has
                 changed in the block; the model is not as it was at the beginning; or a leaf has
-                raised before. The other ranks' calls end with `CollectiveAborted`.
+                raised before. The other ranks' calls end with `pycollective.CollectiveAborted`.
             CollectiveMismatch: the ranks are not at the same step, or some leaves have a count.
-            CollectiveError: as `Communicator.all_reduce`; over another backend as ordered calls.
+            CollectiveError: as `pycollective.Communicator.all_reduce`; over another backend as
+                ordered calls.
         """
         self._refuse_in_loop()
         with self._turn(leaf):
@@ -467,14 +468,14 @@ class LeafSync:
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """Scale the averages so that their L2 norm is at most `max_norm`, once a step is complete.
+        """Scale the averages so that their L2 norm is at most ``max_norm``; the step is complete.
 
         As `pycollective.torch.ordered.clip_grad_norm_` of the model's parameters, which see: the
-        norm has the same bits on any number of ranks. Nothing is sent, but with `fully_shard`.
+        norm has the same bits on any number of ranks. Nothing is sent, but with ``fully_shard``.
 
         Raises:
             ConfigurationError: a step is under way, or none is complete; or an argument.
-            RuntimeError: as `error_if_nonfinite` asks.
+            RuntimeError: as ``error_if_nonfinite`` asks.
         """
         self._refuse_broken()
         trained = [each for _, each in self._model.trained]
@@ -500,7 +501,7 @@ class LeafSync:
 
         Args:
             path: of the file; remove it to begin anew.
-            leaf: 0 to M - 1; `compute` runs as in ``with sync.leaf(leaf)``.
+            leaf: 0 to M - 1; ``compute`` runs as in ``with sync.leaf(leaf)``.
             compute: forward and backward of this leaf.
 
         Returns:
@@ -509,7 +510,7 @@ class LeafSync:
 
         Raises:
             ConfigurationError: the file is of another model, other weights, another seed, step or
-                leaf, or not such a file; `compute` has no backward, or more than one; a step is
+                leaf, or not such a file; ``compute`` has no backward, or more than one; a step is
                 under way.
         """
         self._refuse_broken()
@@ -579,7 +580,7 @@ class LeafSync:
             self._loop.balance = None
 
     def state(self, **objects: Any) -> None:
-        """Say what a training's next step depends on, besides the model; before `steps`.
+        """Say what a training's next step depends on, besides the model; before `steps`::
 
             sync.state(optimizer=optimizer, scheduler=scheduler)
 
@@ -657,8 +658,8 @@ class LeafSync:
     def stats(self) -> dict[str, int]:
         """Count what this LeafSync has sent from this rank.
 
-        Over ``pycollective`` to other hosts, as `Communicator.stats`; over another backend to all
-        ranks, as `pycollective.torch.ordered.stats`.
+        Over ``pycollective`` to other hosts, as `pycollective.Communicator.stats`; over another
+        backend to all ranks, as `pycollective.torch.ordered.stats`.
         """
         return self._transport.stats()
 
@@ -668,9 +669,9 @@ class LeafSync:
 
         A sum is a row of fp32 with a number for each parameter's element: there are log2(m) + 1
         rows for an aligned run of m leaves, and up to twice as many for other runs. With
-        `fully_shard` they are of this rank's shards, and of all M leaves. They are counted for the
-        leaves of the step that is under way or comes next. What calls keep to send and receive is
-        not in it.
+        ``fully_shard`` they are of this rank's shards, and of all M leaves. They are counted for
+        the leaves of the step that is under way or comes next. What calls keep to send and receive
+        is not in it.
         """
         added = self.local_leaves if self._shards is None else range(self.leaves)
         rows = sum(each.accumulator.nbytes_for(added) for each in self._buckets)
@@ -679,7 +680,7 @@ class LeafSync:
     def close(self) -> None:
         """Leave the model as it was, but for its ``.grad``.
 
-        A gradient whose dtype is not its parameter's own (`grad_dtype`) is dropped.
+        A gradient whose dtype is not its parameter's own (``grad_dtype``) is dropped.
 
         Raises:
             ConfigurationError: a leaf of `steps` was left before its end, and nothing has said so.

@@ -1,10 +1,12 @@
-"""The contract's bits over any process group of torch: Gloo, NCCL, and others.
+"""The contract's bits over any process group of torch: Gloo, NCCL, and others::
 
-from pycollective.torch import ordered
-ordered.all_reduce(tensor, "avg")                       # in place, over the default group
-ddp.register_comm_hook(None, ordered.hook)              # DistributedDataParallel
-module.set_custom_reduce_scatter(ordered.ReduceScatter())  # FSDP2
-ordered.clip_grad_norm_(model.parameters(), 1.0)        # sharded or not
+    from pycollective.torch import ordered
+    ordered.all_reduce(tensor, "avg")                       # in place, over the default group
+    ddp.register_comm_hook(None, ordered.hook)              # DistributedDataParallel
+    module.set_custom_reduce_scatter(ordered.ReduceScatter())  # FSDP2
+    ordered.clip_grad_norm_(model.parameters(), 1.0)        # sharded or not
+
+ordered.md says what is supported where, and what it costs.
 """
 
 from pycollective.torch.norm import clip_grad_norm_

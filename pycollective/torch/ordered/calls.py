@@ -55,7 +55,7 @@ def all_reduce(
         tensor: the input, which becomes the result; on one device, or a list of such tensors. Any
             shape, also empty. Of a type of the contract, or complex for sums and averages. Leave
             it alone until the call has ended.
-        op: the contract's name, or torch's `ReduceOp`.
+        op: the contract's name, or torch's ``ReduceOp``.
         group: None for the default group.
         async_op: return a work at once. On devices even the call without it does not wait for the
             result: the current stream does.
@@ -63,20 +63,20 @@ def all_reduce(
             values, as fp32 gradients that were bf16. Each rank looks, and all agree; on devices the
             host waits for that. Where all leaves go to all, they travel as they are, and so they do
             over the backend pycollective. The result keeps the tensor's type. For float32 and
-            `sum`, `avg` or `prod`; tensors of the narrow type itself may be in the list.
-        narrow_check: "device": the host of a device does not wait; leaves travel as `narrow`. Where
-            any rank's do not fit, results are NaN on all ranks, and the end of the backward pass in
-            which the call was made raises CollectiveMismatch; outside of one a later call or the
-            work does. CPU tensors go as with "host". All ranks give the same.
+            ``sum``, ``avg`` or ``prod``; tensors of the narrow type itself may be in the list.
+        narrow_check: "device": the host of a device does not wait; leaves travel as ``narrow``.
+            Where any rank's do not fit, results are NaN on all ranks, and the end of the backward
+            pass in which the call was made raises CollectiveMismatch; outside of one a later call
+            or the work does. CPU tensors go as with "host". All ranks give the same.
 
     Returns:
-        A work, whose future has the tensor, or the list; None without `async_op`.
+        A work, whose future has the tensor, or the list; None without ``async_op``.
 
     Raises:
         ConfigurationError: the arguments cannot be reduced; nothing was sent.
         CollectiveMismatch: ranks called different things. On CPUs nothing of this call was used.
             On devices results that are floats are NaN, and a later call raises this; where sizes
-            differ, once a call is late (`PYCOLLECTIVE_LATE_AFTER`).
+            differ, once a call is late (``PYCOLLECTIVE_LATE_AFTER``).
         CollectiveTimeout, PeerFailure, CollectiveError: what the backend says of its messages. The
             group makes no more ordered calls. Until it is destroyed, peers may still write results
             into the tensor.
@@ -104,7 +104,7 @@ def reduce_scatter(
     """Reduce over a group of any backend; each rank gets its equal part, in rank order.
 
     Args:
-        out: this rank's part, or a list of parts, contiguous. It may be its part of `tensor`.
+        out: this rank's part, or a list of parts, contiguous. It may be its part of ``tensor``.
         tensor: the input, of as many elements as all ranks' parts together, or a list of such.
         op: as for `all_reduce`, which see for the rest.
         group: None for the default group.
@@ -140,7 +140,7 @@ def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str =
     Triton finds them in its cache, and they let the backend connect. Later sums and averages of
     these types compile nothing, all-reduced or reduce-scattered, of any size, where each tensor
     begins at a multiple of 16 bytes, as torch's own do. Other types and operations are compiled in
-    their first calls, and so are tensors that begin elsewhere, and `narrow`.
+    their first calls, and so are tensors that begin elsewhere, and ``narrow``.
 
     Args:
         group: None for the default group.

@@ -34,7 +34,7 @@ class OwnBuffers(Interface):
 
 
 class ReduceScatter(OwnBuffers):
-    """FSDP2's gradients by the contract, over shard groups of any backend.
+    """FSDP2's gradients by the contract, over shard groups of any backend::
 
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for module in (*model.layers, model):
@@ -45,7 +45,7 @@ class ReduceScatter(OwnBuffers):
     Gradients in float32 that have bfloat16's values on all ranks travel as bfloat16. They are added
     up, divided once and kept in float32. torch does not call it for a shard group of one rank.
 
-    HSDP is `fully_shard` over the shard mesh alone, and a hook for the replicas:
+    HSDP is ``fully_shard`` over the shard mesh alone, and a hook for the replicas::
 
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("replicas", "shards"))
         ...  # fully_shard(module, mesh=mesh["shards"])
@@ -60,7 +60,7 @@ class ReduceScatter(OwnBuffers):
 
     torch does not leave every division to this:
 
-    - `set_gradient_divide_factor` needs `set_force_sum_reduction_for_comms(True)`. torch then
+    - ``set_gradient_divide_factor`` needs ``set_force_sum_reduction_for_comms(True)``. torch then
       divides the sums: on CPUs once, on GPUs it multiplies by a rounded reciprocal, which is exact
       for powers of two.
     - It divides float64 by a power of two before the sum, and by what is left of the factor after
@@ -71,13 +71,13 @@ class ReduceScatter(OwnBuffers):
     Args:
         replicas: the group over which `all_reduce_replicas` reduces; None without HSDP.
         narrow: in which type gradients of float32 travel if that is exact for all ranks' (float16
-            for a `param_dtype` of float16). Each rank looks, and on devices the host waits for
+            for a ``param_dtype`` of float16). Each rank looks, and on devices the host waits for
             that. None to send float32 and not to look.
         narrow_check: "device": the host of a device does not wait, and gradients travel as
-            `narrow`. Where any rank's do not fit, they are NaN on all ranks of the shard group, and
-            `backward()` raises CollectiveMismatch at its end: before the optimizer's step, unless
-            that is made by hooks within the backward pass. The group makes no more ordered calls.
-            CPU tensors go as with "host", the default. All ranks give the same.
+            ``narrow``. Where any rank's do not fit, they are NaN on all ranks of the shard group,
+            and ``backward()`` raises CollectiveMismatch at its end: before the optimizer's step,
+            unless that is made by hooks within the backward pass. The group makes no more ordered
+            calls. CPU tensors go as with "host", the default. All ranks give the same.
 
     Raises:
         ConfigurationError: "device" with replicas, of which only those of one shard group would
@@ -128,7 +128,7 @@ class ReduceScatter(OwnBuffers):
         return work
 
     def all_reduce_replicas(self, grads: torch.Tensor) -> None:
-        """Average over all ranks of all replicas, in place: the hook for `set_all_reduce_hook`.
+        """Average over all ranks of all replicas, in place: the hook for ``set_all_reduce_hook``.
 
         Args:
             grads: sums over a shard group, as this reduce-scatter has left them; of a shard group
@@ -136,7 +136,7 @@ class ReduceScatter(OwnBuffers):
 
         Raises:
             ConfigurationError: the replicas' group is not known.
-            CollectiveError: as for `ordered.all_reduce`.
+            CollectiveError: as for `all_reduce`.
         """
         if self._replicas is None:
             raise ConfigurationError(

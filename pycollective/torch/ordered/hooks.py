@@ -63,17 +63,18 @@ def all_reduce_hook(
 
     Args:
         state: the process group to average over, of any backend; None for the default group. Pass
-            it as the first argument of ``register_comm_hook``. A `LedgerState` notes the averages.
+            it as the first argument of ``register_comm_hook``. A `pycollective.torch.LedgerState`
+            notes the averages.
         bucket: DDP's; its buffer is averaged in place.
 
     Returns:
-        A future of the bucket's buffer. It carries the operation's `CollectiveError`, which
-        ``loss.backward()`` then raises.
+        A future of the bucket's buffer. It carries the operation's `pycollective.CollectiveError`,
+        which ``loss.backward()`` then raises.
 
     Raises:
         ConfigurationError: there is no process group; or the gradients are sparse, over another
             backend than pycollective; or PYCOLLECTIVE_LEDGER asks for a ledger, and the state is no
-            `LedgerState`.
+            `pycollective.torch.LedgerState`.
     """
     if isinstance(state, LedgerState):
         return state.noted(bucket, average(bucket.buffer(), state.group))
@@ -93,8 +94,8 @@ def in_order(hook: _Hook) -> _Hook:
 
     Callbacks run when a bucket's first collective is done, at another moment on each rank, while
     backward issues the next bucket's; so with two buckets or more the ranks call their collectives
-    in different orders, which raises `CollectiveMismatch`. Wrapped, each bucket's collectives end
-    before the next bucket's begin, at the price of their overlap with backward.
+    in different orders, which raises `pycollective.CollectiveMismatch`. Wrapped, each bucket's
+    collectives end before the next bucket's begin, at the price of their overlap with backward.
     """
 
     @functools.wraps(hook)

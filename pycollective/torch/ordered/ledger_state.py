@@ -16,7 +16,7 @@ _Future = torch.futures.Future[torch.Tensor]
 
 
 class LedgerState:
-    """The state of `all_reduce_hook` with which it notes each step's averages.
+    """The state of `all_reduce_hook` with which it notes each step's averages::
 
         ddp.register_comm_hook(LedgerState(ddp, "ledger"), all_reduce_hook)
 
