@@ -65,7 +65,7 @@ def on_a_rank(run: Run) -> Record | None:
 
 
 def measure(run: Run) -> Record:
-    """Both backends; ours must have one digest for all buckets, and one for all numbers of ranks."""
+    """Both backends. Ours must have one digest for all buckets, and one for all counts of ranks."""
     found = {
         backend: run.ranks_here(max(RANKS), backend=backend) for backend in ("gloo", "pycollective")
     }
