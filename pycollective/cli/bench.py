@@ -45,7 +45,9 @@ def add(parsers: Parsers) -> None:
         "0",
     )
     option(group, "-d --dtype", "NAME", "element type; half, float and double too", "float32")
-    option(group, "-o --op", "NAME", "sum, avg, prod, min, max, band, bor or bxor", "sum")
+    option(
+        group, "-o --op", "NAME", "reduction: sum, avg, prod, min, max, band, bor or bxor", "sum"
+    )
     option(group, "-r --root", "RANK", "root of broadcast, gather and scatter", 0, int)
     option(group, "--algorithm", "NAME", "algorithm of pycollective's ranks", "auto")
     option(
@@ -107,7 +109,7 @@ def add(parsers: Parsers) -> None:
         group,
         "--wire",
         "NAME",
-        "what they send to other hosts: raw, or exact, which is packed without loss (default: "
+        "how these ranks send to other hosts: raw, or exact, which packs without loss (default: "
         "PYCOLLECTIVE_WIRE, else raw)",
         "",
     )

@@ -71,7 +71,7 @@ def add(parsers: Parsers) -> None:
         parser,
         "--shards",
         "COUNT",
-        "look at so many shards, spread evenly, and not at all (default: all of them, or "
+        "prove and count only this many shards, spread evenly (default: all of them, or "
         f"{_SOME} where that would take minutes)",
         0,
         int,

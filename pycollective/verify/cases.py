@@ -43,14 +43,14 @@ class Selection:
         algorithms: those to give a digest for.
         dtypes: element types.
         quick: few counts.
-        missing: what was left out because this installation lacks it, in words; empty if nothing.
+        left_out: element types that this installation lacks.
     """
 
     operations: tuple[str, ...]
     algorithms: tuple[str, ...]
     dtypes: tuple[str, ...]
     quick: bool = False
-    missing: str = ""
+    left_out: tuple[str, ...] = ()
 
     def algorithms_for(self, operation: str) -> tuple[str, ...]:
         """Return the algorithms to run for an operation, the stand-in for others among them."""
@@ -66,7 +66,9 @@ class Selection:
         parts = ["quick"] if self.quick else []
         if self.operations != tuple(OPERATIONS):
             parts.append(" ".join(self.operations))
-        if self.dtypes != tuple(DTYPES):
+        if self.left_out:
+            parts.append(f"without {' '.join(self.left_out)}")
+        elif self.dtypes != tuple(DTYPES):
             parts.append(" ".join(self.dtypes))
         return ", ".join(parts)
 
@@ -93,16 +95,16 @@ def select(
             f"there are {', '.join(there)}"
         )
     kinds = _choose("dtype", [ALIASES.get(name, name) for name in dtypes], tuple(DTYPES))
-    missing = []
+    left_out = []
     for kind in kinds:
         try:
             numpy_type(kind)
-        except ConfigurationError as error:
+        except ConfigurationError:
             if dtypes:
                 raise
-            kinds = tuple(each for each in kinds if each != kind)
-            missing.append(str(error))
-    return Selection(chosen, able, kinds, quick, "; ".join(missing))
+            left_out.append(kind)
+    kinds = tuple(each for each in kinds if each not in left_out)
+    return Selection(chosen, able, kinds, quick, tuple(left_out))
 
 
 def _choose(what: str, names: Sequence[str], there: tuple[str, ...]) -> tuple[str, ...]:

@@ -172,8 +172,8 @@ def header(selection: Selection, ranks: int, place: str = "") -> Iterator[str]:
         yield "#   one rank exchanges nothing: pycollective verify -n 4 starts four"
     if place:
         yield f"#   arrays in GPU memory, each host's GPUs in turn: rank 0 on {place}"
-    if selection.missing:
-        yield f"#   left out: {selection.missing}"
+    if selection.left_out:
+        yield f"#   for {', '.join(selection.left_out)}: pip install ml_dtypes"
 
 
 def how_far(done: int, whole: int, what: str) -> str:

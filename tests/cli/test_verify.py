@@ -15,8 +15,10 @@ import pytest
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import ALGORITHMS, OPERATIONS
 from pycollective.verify import select
+from pycollective.verify.reports import header
 from tests.cli.test_verify_table import digest_of
 from tests.cuda import standin
+from tests.harness import ROOT
 from tests.inputs import DTYPES
 from tests.launch.test_launcher import timed
 from tests.launch.test_output import read_to_the_end
@@ -34,6 +36,38 @@ def quick():
     done = python(*VERIFY, "-n", 3, "--quick", "--table")
     assert done.stderr == ""
     return done.stdout
+
+
+def published():
+    """The digests of docs/reference/contract.md: {(command, without ml_dtypes): digest}."""
+    page = (ROOT / "docs/reference/contract.md").read_text()
+    rows = re.findall(r"^\| `pycollective (verify .*)` \| `(\w{32})` \| `(\w{32})` \|$", page, re.M)
+    return {(row[0], lacks): row[1 + lacks] for row in rows for lacks in (False, True)}
+
+
+@pytest.mark.parametrize("simd", ["portable", ""])
+@pytest.mark.parametrize("lacks", [False, True])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "verify -n 2 --quick",
+        "verify -n 4 --quick",
+        pytest.param("verify -n 2", marks=pytest.mark.storm),
+        pytest.param("verify -n 4", marks=pytest.mark.storm),
+    ],
+)
+def test_the_digests_are_those_that_the_contracts_page_publishes(command, lacks, simd, tmp_path):
+    """Whatever the kernels. A digest that changes is a change of bits, or of what is verified."""
+    assert len(published()) == 8
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.modules['ml_dtypes'] = None\n" * lacks
+    )
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    variables = {"PYCOLLECTIVE_SIMD": simd, "PYTHONPATH": path}
+    done = python("-m", "pycollective", *command.split(), **variables)
+    digest, _ = digest_of(done.stdout)
+    assert ("without bfloat16" in digest) == lacks
+    assert digest.partition(": ")[2] == published()[command, lacks]
 
 
 def test_every_combination_has_a_line(quick):
@@ -165,7 +199,7 @@ def test_without_ml_dtypes_the_rest_is_verified_and_the_digest_says_so(monkeypat
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     selection = select()
     assert "bfloat16" not in selection.dtypes
-    assert "pip install ml_dtypes" in selection.missing
-    assert selection.name == " ".join(selection.dtypes)
+    assert selection.name == "without bfloat16 float8_e4m3fn float8_e5m2"
+    assert "pip install ml_dtypes" in "".join(header(selection, 2))
     with pytest.raises(ConfigurationError, match="pip install ml_dtypes"):
         select(dtypes=["bfloat16"])
