@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio.runners  # noqa: F401  nobody asks about asyncio where it is not imported
 import gc
 import os
 import signal
