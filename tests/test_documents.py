@@ -60,7 +60,7 @@ def test_the_ddp_example_prints_one_number_and_two_for_gloo(tmp_path: Path) -> N
 
 def test_the_example_of_leaves_prints_one_number_on_any_number_of_ranks(tmp_path: Path) -> None:
     lines = [line for ranks in (1, 2, 3) for line in run_forks(LEAVES, ranks, tmp_path)]
-    assert len(lines) == 6
+    assert len(lines) == 3
     assert len(set(lines)) == 1
 
 
