@@ -135,12 +135,13 @@ gpu:
 	$(PYTHON) -m benchmarks.gpu.run --out $(GPU_OUT)
 
 docs: install
-	$(BIN)/python -m sphinx -q -j auto -b html docs out/docs
+	$(BIN)/python -m sphinx -q -j auto -b html -n -W --keep-going docs out/docs
 
 lint: $(VENV)/.requirements
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy docs/conf.py
 	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 
 format: $(VENV)/.requirements

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.digits import SEED, Digits, Network
-from benchmarks.leaf_training import train, train_by_gloo
+from benchmarks.leaf_training import train, train_by_ddp
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LEAVES = 12  # micro-batches of a step, where ranks share them
@@ -204,7 +204,7 @@ def run_counts(rank: int, settings: Settings, folder: Path) -> None:
     """
     found: dict[str, dict[int, list[str]]] = {}
     with _on_a_rank(rank):
-        for backend, way in (("pycollective", train), ("gloo", train_by_gloo)):
+        for backend, way in (("pycollective", train), ("gloo", train_by_ddp)):
             _join(backend, rank, settings, folder / f"store-{backend}")
             for count in (1, 3, settings.ranks):
                 group = dist.new_group(range(count))

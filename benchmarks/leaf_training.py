@@ -110,12 +110,14 @@ class Data:
         micro_batch: samples of a leaf.
         batch: inputs and targets of some samples.
         rate: of learning.
+        test: inputs and targets that it is not trained on, if there are any.
     """
 
     samples: int
     micro_batch: int
     batch: Callable[[list[int]], tuple[Tensor, Tensor]]
     rate: float
+    test: tuple[Tensor, Tensor] | None = None
 
 
 @lru_cache
@@ -124,7 +126,8 @@ def data_of(task: str) -> Data:
     if task == "digits":
         digits = Digits.load()
         images, labels = digits.train_images, digits.train_labels
-        return Data(len(labels), 8, lambda chosen: (images[chosen], labels[chosen]), 3e-3)
+        test = digits.test_images, digits.test_labels
+        return Data(len(labels), 8, lambda chosen: (images[chosen], labels[chosen]), 3e-3, test)
     text = torch.from_numpy(corpus().copy())
 
     def batch(chosen: list[int]) -> tuple[Tensor, Tensor]:
@@ -186,6 +189,19 @@ class Trainer:
             weights.update(each.detach().numpy().tobytes())
         return weights.hexdigest()
 
+    def test_loss(self) -> float | None:
+        """Of the data that it was not trained on, in float64."""
+        if self.data.test is None:
+            return None
+        inputs, targets = self.data.test
+        with torch.no_grad():
+            logits = self.model(inputs)
+        return F.cross_entropy(logits.double(), targets).item()
+
+    def result(self, last: float) -> Result:
+        """What came of it; `last` is the last leaf's loss."""
+        return Result(self.digest(), last, self.skipped, self.test_loss())
+
 
 def _network(task: str) -> nn.Module:
     return Network() if task == "digits" else Gpt(Size(dropout=0.1))
@@ -199,11 +215,13 @@ class Result:
         digest: SHA-256 of the final weights' bytes.
         loss: of the last leaf here; 0 without one.
         skipped: steps, by the GradScaler.
+        test_loss: of the final weights; None where the task has no test data.
     """
 
     digest: str
     loss: float
     skipped: int
+    test_loss: float | None
 
 
 def train(
@@ -230,11 +248,19 @@ def train(
             last = trainer.backward(replica, batch, spoilt, 1)
         trainer.step()
     sync.close()
-    return Result(trainer.digest(), last, trainer.skipped)
+    return trainer.result(last)
 
 
-def train_by_gloo(task: str, numbers: str, leaves: int, steps: int, group: Any) -> Result:
-    """By DistributedDataParallel over a group of Gloo, with the same samples and draws."""
+def train_by_ddp(
+    task: str,
+    numbers: str,
+    leaves: int,
+    steps: int,
+    group: Any,
+    bucket_cap_mb: float = 1,
+    hook: Any = None,
+) -> Result:
+    """By torch's own DistributedDataParallel and `no_sync`, with the same samples and draws."""
     from torch.nn.parallel import DistributedDataParallel
 
     from pycollective import leaves_of
@@ -243,7 +269,11 @@ def train_by_gloo(task: str, numbers: str, leaves: int, steps: int, group: Any) 
 
     trainer = Trainer(task, numbers)
     data = trainer.data
-    replica = DistributedDataParallel(trainer.model, process_group=group, bucket_cap_mb=1)
+    replica = DistributedDataParallel(
+        trainer.model, process_group=group, bucket_cap_mb=bucket_cap_mb
+    )
+    if hook is not None:
+        replica.register_comm_hook(group, hook)
     ranks = group.size()
     mine = leaves_of(group.rank(), ranks, leaves)
     as_sync: Any = SimpleNamespace(leaves=leaves, leaves_at=lambda step: mine, seed=SEED, step=0)
@@ -257,7 +287,7 @@ def train_by_gloo(task: str, numbers: str, leaves: int, steps: int, group: Any) 
                 batch = data.batch(next(batches))
                 last = trainer.backward(replica, batch, False, ranks / leaves)
         trainer.step()
-    return Result(trainer.digest(), last, trainer.skipped)
+    return trainer.result(last)
 
 
 def on_a_rank(run: Run) -> Record | None:
@@ -283,7 +313,7 @@ def on_a_rank(run: Run) -> Record | None:
         if run.options["own"] == "yes":
             result = train(*what, group=group, ddp=by_torch)
         else:
-            result = train_by_gloo(*what, group)
+            result = train_by_ddp(*what, group)
         digests = np.empty((comm.size, 32), np.uint8)
         comm.all_gather(digests, np.frombuffer(bytes.fromhex(result.digest), np.uint8))
         found[task] = {

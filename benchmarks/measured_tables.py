@@ -1,4 +1,4 @@
-"""Writes the tables of README.md, targets.md and docs/ from the files of results/.
+"""Writes the tables of targets.md and docs/ from the files of results/.
 
 A table stands between `<!-- BEGIN its name -->` and `<!-- END its name -->`. What is there is
 replaced, so that no number of them is written by hand.
@@ -23,8 +23,6 @@ from pycollective.bench.record import Record, Row, read_json
 KI, MI = 1 << 10, 1 << 20
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-# Neither of its settings is the faster one everywhere.
-_OPEN_MPI = ("openmpi", "openmpi-nocma")
 _PEERS = {
     "gloo": "Gloo",
     "mpich": "MPICH",
@@ -33,45 +31,6 @@ _PEERS = {
     "impi": "Intel MPI",
 }
 _COMPARED = {"shared": "in arrays of `comm.empty`", **_PEERS}
-_PHASES = {NEAR: "that share a cache", FAR: "that share no cache"}
-
-
-def readme() -> str:
-    """Small and large all-reduces, an all-gather, and two hosts."""
-    rows = [
-        _readme_row("All-reduce, 2 ranks, fp32, 16 KiB", "all_reduce_2_ranks", 16 * KI),
-        _readme_row("All-reduce, 2 ranks, fp32, 1 MiB", "all_reduce_2_ranks", MI),
-        _readme_row("All-reduce, 2 ranks, bf16, 64 MiB", "all_reduce_2_ranks_bfloat16", 64 * MI),
-        _readme_row("All-gather, 2 ranks, fp32, 64 MiB", "all_gather_2_ranks", 64 * MI),
-    ]
-    record = _two_hosts()
-    seconds = _row_of(record, "bfloat16", 16 * MI, "gradients")["seconds"]
-    rows.append(
-        (
-            'All-reduce, 2 hosts of 2 ranks, bf16, 16 MiB of gradients, `wire="exact"`',
-            _time(seconds["exact"]),
-            _times(seconds["gloo"] / seconds["exact"]),
-            *("", "", ""),
-            f"{_machine(record['machine'])}; a link of {record['link']} decides, not the phase",
-        )
-    )
-    head = ("", "pycollective", "Gloo", "MPICH", "Open MPI", "Intel MPI", "Machine and phase")
-    return _table(head, rows)
-
-
-def _readme_row(what: str, stem: str, size: int) -> tuple[str, ...]:
-    record = _record(stem)
-    phase, rows = next(iter(_by_phase(record, size).items()))
-    open_mpi = (rows.get(library) for library in _OPEN_MPI)
-    fastest = min(open_mpi, key=lambda row: row.ratio or 0 if row else 0)
-    peers = (rows.get("gloo"), rows.get("mpich"), fastest, rows.get("impi"))
-    cores = f"{_PHASES.get(phase, phase)} ({_nanoseconds(record, size, phase)})"
-    return (
-        what,
-        _own_time(rows),
-        *(_ratio(row) for row in peers),
-        f"{_machine(record.machine)} {cores}",
-    )
 
 
 def all_reduce() -> str:
@@ -353,7 +312,6 @@ def _met(ratio: float, bound: float) -> str:
 
 
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"measured": readme},
     "benchmarks/targets.md": {"targets": targets},
     "docs/measured/speed.md": {
         "machine": machine,

@@ -16,7 +16,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 
 project = "pycollective"
-author = "the pycollective authors"
+author = copyright = "the pycollective authors"
 version = release = VERSION
 extensions = [
     "myst_parser",
@@ -33,8 +33,8 @@ html_copy_source = False
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
-# `name` in a docstring is an object that has an entry here, or `-n` fails; all else, as arguments and
-# values, is ``name``. Both are readable in help().
+# `name` in a docstring is an object that has an entry here, or `-n` fails. All else, such as
+# arguments and values, is ``name``. Both are readable in help().
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -48,28 +48,30 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 # Links into others' documentation need their inventories, which Sphinx fetches: only where asked.
+# The empty one takes the place of one that cannot be fetched.
 if os.environ.get("DOCS_INTERSPHINX"):
     intersphinx_mapping = {
-        "python": ("https://docs.python.org/3", None),
-        "numpy": ("https://numpy.org/doc/stable", None),
-        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        name: (address, (None, "empty.inv"))
+        for name, address in {
+            "python": "https://docs.python.org/3",
+            "numpy": "https://numpy.org/doc/stable",
+            "torch": "https://docs.pytorch.org/docs/stable",
+        }.items()
     }
 nitpick_ignore_regex = [
     (r"py:.*", r"(collections|contextlib|datetime|np|npt|numpy|os|pathlib|torch|types|typing)\..*"),
     # What a signature names beside public types, and nobody has to make.
-    (r"py:class", r"pycollective\..*\.(Common|GroupMaker|Groups|Leaves|Options)"),
+    (r"py:class", r"pycollective\..*\.(Common|GroupMaker|Groups|Leaves|Options|Steps)"),
 ]
 
-# Files of the repository that are pages here; links to all others outside docs/ lead to the
+# Files of the repository that are pages here. Links to all others outside docs/ lead to the
 # repository, where GitHub Actions tells its address, and are downloads elsewhere.
 PAGES = {
-    "README.md": "index.md",
-    "CHANGELOG.md": "inside/changes.md",
-    "CONTRIBUTING.md": "inside/contributing.md",
-    "SECURITY.md": "inside/security.md",
-    "benchmarks/README.md": "inside/benchmarks.md",
-    "examples/README.md": "reference/examples.md",
+    (page.parent / name).resolve(): page
+    for page in DOCS.rglob("*.md")
+    for name in re.findall(r"^```{include} (.*)$", page.read_text(), re.M)
 }
+PAGES[ROOT / "README.md"] = DOCS / "index.md"
 REPOSITORY = ""
 if "GITHUB_REPOSITORY" in os.environ:
     server, name, commit = (
@@ -82,22 +84,20 @@ def with_links_of_the_site(text: str, folder: Path) -> str:
     """The Markdown `text` of a file in `folder`, its links to files as the site has them."""
 
     def of_the_site(link: re.Match[str]) -> str:
-        name, hash, anchor = link[1].partition("#")
+        image, (name, hash, anchor) = link[1] or "", link[2].partition("#")
         path = (folder / name).resolve()
         if not name or not path.is_file():
             return link[0]
-        name = path.relative_to(ROOT).as_posix()
-        if name in PAGES:
-            name = f"/{PAGES[name]}"
-        elif path.is_relative_to(DOCS):
+        path = PAGES.get(path, path)
+        if path.is_relative_to(DOCS):
             name = f"/{path.relative_to(DOCS)}"
-        elif REPOSITORY:
-            name = REPOSITORY + name
+        elif REPOSITORY and not image:
+            name = f"{REPOSITORY}{path.relative_to(ROOT)}"
         else:
-            name = f"/../{name}"
-        return f"]({name}{hash}{anchor})"
+            name = f"{'' if image else 'path:'}/../{path.relative_to(ROOT)}"
+        return f"{image}]({name}{hash}{anchor})"
 
-    return re.sub(r"(?<=[^!])(?<=.)\]\(([^)\s]+)\)", of_the_site, text)
+    return re.sub(r"(!\[[^\]]*)?\]\(([^)\s]+)\)", of_the_site, text)
 
 
 def read(app: Sphinx, page: str, text: list[str]) -> None:  # noqa: D103

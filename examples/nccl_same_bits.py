@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 3 examples/nccl_same_bits.py
 
 Takes NCCL where there are GPUs, and Gloo elsewhere; ranks may share a GPU where NCCL allows it
-(NCCL_MULTI_RANK_GPU_ENABLE=1). Take three ranks or more: two numbers have one sum in any order.
+(NCCL_MULTI_RANK_GPU_ENABLE=1). Take three ranks or more: two cannot differ, for a + b is b + a.
 """
 
 import hashlib
@@ -65,11 +65,11 @@ def main() -> None:
     dist.all_gather_object(everyone, found)
     assert len({each for ranks in everyone for each in ranks[True]}) == 1, everyone
     if dist.get_rank() == 0:
-        few = ": up to two ranks have one order of additions, so take three or more"
-        print(
-            f"{backend}: weights {found[True][0]} with buckets of all sizes; without the hook "
-            f"{len(set(found[False]))} different weights{few if dist.get_world_size() < 3 else ''}"
-        )
+        print(f"{backend}: weights {found[True][0]} with buckets of all sizes, by the hook")
+        if dist.get_world_size() < 3:
+            print("two ranks cannot differ, as a + b has one order: take 3 or more to see the rest")
+        else:
+            print(f"without the hook {len(set(found[False]))} different weights")
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Names for annotations: what calls take by name, as `Literal`, and which arrays and streams.
+"""Names for annotations: what calls take by name, as `Literal`, and which arrays and streams::
 
     from pycollective.typing import Algorithm, ReduceOp
 
@@ -20,7 +20,7 @@ Algorithm: TypeAlias = Literal[
 ]
 #: How what goes to other hosts travels (wire.md).
 Wire: TypeAlias = Literal["raw", "exact"]
-#: What carries messages between hosts; ``"shm"``: nothing does, all ranks are on one host.
+#: What carries messages between hosts. With ``"shm"`` nothing does; all ranks are on one host.
 Transport: TypeAlias = Literal["shm", "mpi", "gloo"]
 #: The types that an array's elements may have, by NumPy's or ml_dtypes' names.
 Dtype: TypeAlias = Literal[

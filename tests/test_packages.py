@@ -148,9 +148,10 @@ def test_the_wheel_holds_the_torch_shims_sources(wheel: zipfile.ZipFile, files: 
 
 @pytest.mark.wheel
 def test_installed_it_runs_the_quick_start(installed: Callable[..., str], tmp_path: Path) -> None:
-    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    page = (ROOT / "docs" / "start" / "numpy.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     program = tmp_path / "average.py"
-    program.write_text(next(each for each in examples if "import torch" not in each))
+    program.write_text(example)
     lines = installed("pycollective", "run", "-n", "4", "--tag-output", str(program)).splitlines()
     said = [line.partition(" ") for line in lines]
     assert sorted(rank for rank, _, _ in said) == ["[0]", "[1]", "[2]", "[3]"]
@@ -163,19 +164,23 @@ def test_installed_it_trains_beside_torch(installed: Callable[..., str], tmp_pat
     torch = pytest.importorskip("torch")
     minor = "_".join(torch.__version__.split(".")[:2])
     assert list((ROOT / SHIMS).glob(f"_torch_{minor}.*")), "make wheel SHIMS=--installed makes it"
-    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    example, _ = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S
+    )
     program = tmp_path / "train.py"
     where = "\nprint(pycollective._torch.__file__)\n"
-    program.write_text(next(each for each in examples if "import torch" in each) + where)
+    program.write_text(example + where)
     lent = {"PYTHONPATH": str(Path(torch.__file__).parents[1])}
     # A file for each rank: torchrun's ranks write a line and its end apart, and two may mix them.
     apart = ("--log-dir", str(tmp_path / "said"), "--redirects", "1")
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *apart)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", *apart)
     installed("python", *torchrun, str(program), **lent)
-    first, second = (path.read_text() for path in tmp_path.glob("said/**/stdout.log"))
-    assert first == second
-    _weights, shim = first.split()
-    assert f"/site-packages/{SHIMS}_torch_{minor}." in shim
+    said = [path.read_text().split() for path in tmp_path.glob("said/**/stdout.log")]
+    assert len(said) == 3
+    for *_, shim in said:
+        assert f"/site-packages/{SHIMS}_torch_{minor}." in shim
+    [words] = [each for each in said if len(each) > 1]
+    assert words[2] == words[5]  # over pycollective, with two bucket sizes
 
 
 @pytest.mark.wheel

@@ -105,8 +105,8 @@ class State(SavedByStateDict):
         """Give back what is held, and hold exactly nothing; collective, between steps.
 
         Returns:
-            By parameter, in its shape, fp32, in the scale of the last step that counted: what all
-            ranks' held error adds to the average. Add it to a gradient, or drop it.
+            What all ranks' held error adds to the average, by parameter, in its shape, fp32, in the
+            scale of the last step that counted. Add it to a gradient, or drop it.
 
         Raises:
             ConfigurationError: a step is under way, or the state was closed.

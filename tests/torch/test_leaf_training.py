@@ -17,7 +17,7 @@ import torch._dynamo  # what DDP imports, a second each
 import torch.distributed as dist
 
 from benchmarks import leaf_training
-from benchmarks.leaf_training import GLOO_RANKS, NUMBERS, RUNS, train, train_by_gloo
+from benchmarks.leaf_training import GLOO_RANKS, NUMBERS, RUNS, train, train_by_ddp
 from pycollective.torch.backend import communicator_of
 from tests.harness import ROOT
 from tests.pools import forked_beyond
@@ -83,7 +83,7 @@ def trained_by_gloo(comm):
     group = dist.new_group(backend="gloo")
     try:
         with dropout_first():
-            return train_by_gloo("digits", "fp32", 6, 3, group).digest
+            return train_by_ddp("digits", "fp32", 6, 3, group).digest
     finally:
         dist.destroy_process_group(group)
 

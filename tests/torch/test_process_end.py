@@ -15,8 +15,8 @@ from tests.harness import ROOT
 from tests.launchers import OwnLauncher, Torchrun
 from tests.torch.process_ends import WAYS
 
-README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+PAGES = "".join((ROOT / name).read_text() for name in ("README.md", "docs/start/numpy.md"))
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGES, re.M | re.S)
 # One of each kind; all of WAYS in `make storm`.
 USUAL = [
     *("futures_left", "exception", "slow_callback", "plain_daemon_loop", "ordered_left"),

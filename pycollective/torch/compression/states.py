@@ -347,8 +347,8 @@ class State(SavedByStateDict):
                 parameters' device.
 
         Returns:
-            Whether all were finite on all ranks; if not, all are NaN now. On devices None: the host
-            does not know yet. `stats` waits, and counts the steps that were given up.
+            Whether all were finite on all ranks; if not, all are NaN now. On devices None, for the
+            host does not know yet. `stats` waits, and counts the steps that were given up.
 
         Raises:
             ConfigurationError: an unknown name, another size or type; nothing has moved.

@@ -309,6 +309,9 @@ class LeafSync:
             measure_ranks: whether a rank that has computed slowly gets less; it needs a cost. The
                 times of leaves, without those of loading, are told to all ranks.
 
+        Returns:
+            An iterator over the steps, each a `pycollective.torch.leaves.steps.Step`.
+
         Raises:
             ConfigurationError: on all ranks, the loader of one cannot be used so; says why.
             CollectiveMismatch: ranks are at other steps, or have another ``until`` or LeafSampler.

@@ -1,0 +1,23 @@
+"""The documentation site, built for tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.harness import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def build(folder: Path, builder: str = "html", *options: str) -> str:
+    """Build the site into a folder, as `make docs` does, and return what Sphinx prints.
+
+    Its environment is beside the folder, and another builder reads no page again.
+    """
+    command = [sys.executable, "-m", "sphinx", "-b", builder, "-d", str(folder.parent / "doctrees")]
+    command += ["-n", "-W", "--keep-going", *options, str(DOCS), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
