@@ -8,6 +8,7 @@
 # make test-torch-suite  PyTorch's own tests of torch.distributed: docs/measured/torch_suite.md
 # make wheel     a wheel of this Python and an sdist, in dist/; make test-wheel installs the wheel into
 #                an environment without compiler, make or git, and tries it
+# make test-pythons  the core's wheel on each of Python 3.10 to 3.14 that is here
 # make examples  all programs of examples/, with the packages that some of them need
 # make bench     the committed benchmarks (out of benchmarks/)
 # make gpu       all that one GPU can show, with this python3 as it is: no network, no .venv
@@ -25,7 +26,7 @@ SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name
 # What the build reads besides.
 EMBEDDED := csrc/cuda/embed.py
 
-.PHONY: install build shims demo test mpi-environments test-together test-alone test-mpi test-torch-suite wheel test-wheel examples storm scale bench gpu docs lint format standin native-parts sanitize clean
+.PHONY: install build shims demo test mpi-environments test-together test-alone test-mpi test-torch-suite wheel test-wheel test-pythons examples storm scale bench gpu docs lint format standin native-parts sanitize clean
 
 install: $(VENV)/.built $(VENV)/.imported
 
@@ -89,6 +90,17 @@ wheel: shims
 
 test-wheel: wheel
 	$(BIN)/python -m pytest -m wheel tests/test_packages.py
+
+# Each Python of PYTHONS that is here builds the sdist without torch, installs it and tries it.
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
+test-pythons: install
+	rm -rf build/pythons
+	$(BIN)/python -m build -q --no-isolation --sdist -o build/pythons
+	cd build/pythons && for python in $(PYTHONS); do \
+	  if ! command -v $$python; then echo "$$python is not here"; continue; fi; \
+	  $$python -m venv $$python && PYCOLLECTIVE_TORCH=0 $$python/bin/pip install -q *.tar.gz && \
+	  $$python/bin/pycollective verify -n 2 --quick && $$python/bin/pycollective doctor || exit 1; \
+	done
 
 # In an environment of their own, .venv-examples, with Accelerate, Lightning and transformers.
 examples: install

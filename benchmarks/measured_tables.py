@@ -402,7 +402,7 @@ def _own_time(rows: Mapping[str, Row], library: str = "pycollective") -> str:
 def _times(ratio: float) -> str:
     """Two digits, as 4,300 x, 57 x, 9.1 x, 0.74 x."""
     short = float(f"{ratio:.2g}")
-    return f"{short:,.{0 if short >= 10 else 1 if short >= 1 else 2}f} x"
+    return f"{short:,.{0 if short >= 10 else 1 if short >= 1 else 2}f}\N{NO-BREAK SPACE}x"
 
 
 def _time(seconds: float) -> str:

@@ -117,7 +117,7 @@ def named_pages(
         page, elsewhere = f"reference/{named[1]}", f"inside/{named[1]}"
         if not (DOCS / f"{page}.md").exists() and (DOCS / f"{elsewhere}.md").exists():
             page = elsewhere
-        return f":doc:`{named[0]} </{page}>`"
+        return f":doc:`{named[1].replace('_', ' ')} </{page}>`"
 
     lines[:] = [re.sub(r"(?:docs/\w+/)?\b(\w+)\.md\b(?:#[\w-]+)?", link, line) for line in lines]
 

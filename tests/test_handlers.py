@@ -169,6 +169,7 @@ def test_what_a_handler_raises_amid_a_question_of_the_core_is_kept(asked, error,
         assert results(calls)[0] == f"{error.__name__}: 7"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.Runner came with Python 3.11")
 def test_blocked_threads_list_frames_for_asyncio_alone_and_never_amid_a_collection(monkeypatch):
     """In Python 3.11 a collection while frames are listed deadlocks with threads that begin."""
     collects = []
