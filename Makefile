@@ -135,7 +135,7 @@ gpu:
 	$(PYTHON) -m benchmarks.gpu.run --out $(GPU_OUT)
 
 docs: install
-	$(BIN)/python -m sphinx -q -j auto -b html -n -W --keep-going docs out/docs
+	$(BIN)/python -m sphinx -q -j auto -b html -W --keep-going docs out/docs
 
 lint: $(VENV)/.requirements
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ project = "pycollective"
 author = copyright = "the pycollective authors"
 version = release = VERSION
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
     "sphinx.ext.intersphinx",
@@ -32,6 +32,7 @@ html_title = "pycollective"
 html_copy_source = False
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
+nb_execution_mode = "off"  # the notebook is committed with its output; make storm runs it
 
 # `name` in a docstring is an object that has an entry here, or `-n` fails. All else, such as
 # arguments and values, is ``name``. Both are readable in help().
@@ -58,6 +59,7 @@ if os.environ.get("DOCS_INTERSPHINX"):
             "torch": "https://docs.pytorch.org/docs/stable",
         }.items()
     }
+nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(collections|contextlib|datetime|np|npt|numpy|os|pathlib|torch|types|typing)\..*"),
     # What a signature names beside public types, and nobody has to make.
@@ -84,7 +86,7 @@ def with_links_of_the_site(text: str, folder: Path) -> str:
     """The Markdown `text` of a file in `folder`, its links to files as the site has them."""
 
     def of_the_site(link: re.Match[str]) -> str:
-        image, (name, hash, anchor) = link[1] or "", link[2].partition("#")
+        image, (name, mark, anchor) = link[1] or "", link[2].partition("#")
         path = (folder / name).resolve()
         if not name or not path.is_file():
             return link[0]
@@ -95,16 +97,16 @@ def with_links_of_the_site(text: str, folder: Path) -> str:
             name = f"{REPOSITORY}{path.relative_to(ROOT)}"
         else:
             name = f"{'' if image else 'path:'}/../{path.relative_to(ROOT)}"
-        return f"{image}]({name}{hash}{anchor})"
+        return f"{image}]({name}{mark}{anchor})"
 
     return re.sub(r"(!\[[^\]]*)?\]\(([^)\s]+)\)", of_the_site, text)
 
 
-def read(app: Sphinx, page: str, text: list[str]) -> None:  # noqa: D103
+def rewrite_page(app: Sphinx, page: str, text: list[str]) -> None:  # noqa: D103
     text[0] = with_links_of_the_site(text[0], Path(app.env.doc2path(page)).parent)
 
 
-def included(app: Sphinx, path: Path, page: str, text: list[str]) -> None:  # noqa: D103
+def rewrite_include(app: Sphinx, path: Path, page: str, text: list[str]) -> None:  # noqa: D103
     text[0] = with_links_of_the_site(text[0], (DOCS / path).parent)
 
 
@@ -125,5 +127,5 @@ def named_pages(
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", named_pages)
-    app.connect("source-read", read)
-    app.connect("include-read", included)
+    app.connect("source-read", rewrite_page)
+    app.connect("include-read", rewrite_include)

@@ -49,8 +49,8 @@ MPI_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 INSTALL_MATPLOTLIB = "pip install matplotlib"
 INSTALL_TORCH = "pip install 'torch>=2.12,<2.15'"
 BUILD_TORCH_BACKEND = "pycollective build-torch"
-INSTALL_XXHASH = "pip install 'pycollective[ledger]'"
-INSTALL_MPI4PY = "pip install mpi4py beside the MPI whose mpiexec it is"
+INSTALL_XXHASH = "pip install xxhash"
+INSTALL_MPI4PY = "pip install mpi4py, built against the MPI of your mpiexec"
 
 
 def unknown_variables() -> list[str]:

@@ -80,7 +80,7 @@ def header(record: Record, verbose: bool = False) -> Iterator[str]:
     )
     yield "# phase: near, cores share a cache, or far; measured before and after each turn"
     if not verbose:
-        yield "#   where both were seen, a row is of near; --verbose prints far, and the limit, too"
+        yield "#   where both were seen, rows are near; --verbose adds far and the limit"
     if gpus:
         yield "#   by the host's clock, around calls and the end of their stream"
     yield (

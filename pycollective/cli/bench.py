@@ -181,7 +181,7 @@ def bench(options: argparse.Namespace) -> int:
 
     With --tune it times every algorithm of pycollective instead, on ranks of its
     own or in the launch that this command is part of. It takes -b, -e, -i, -f, -d,
-    --rounds, -n and --topology, and heeds PYCOLLECTIVE_WIRE.
+    --rounds, -n and --topology, and reads PYCOLLECTIVE_WIRE.
 
     With --codec it compares three ways to average gradients: by that codec, dense
     in fp32 and dense in bf16. It prints bytes between hosts, times, the error of
@@ -201,7 +201,7 @@ def bench(options: argparse.Namespace) -> int:
     )
     dtype = ALIASES.get(options.dtype, options.dtype)
     if options.tune is not None and options.wire:
-        raise ConfigurationError("--wire is not for --tune, which heeds PYCOLLECTIVE_WIRE")
+        raise ConfigurationError("--wire is not for --tune, which reads PYCOLLECTIVE_WIRE")
     if options.device != "cpu" and (options.tune is not None or options.codec):
         raise ConfigurationError("--tune and --codec measure host memory, not --device")
     try:

@@ -17,7 +17,7 @@ def build(folder: Path, builder: str = "html", *options: str) -> str:
     Its environment is beside the folder, and another builder reads no page again.
     """
     command = [sys.executable, "-m", "sphinx", "-b", builder, "-d", str(folder.parent / "doctrees")]
-    command += ["-n", "-W", "--keep-going", *options, str(DOCS), str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command += ["-W", "--keep-going", *options, str(DOCS), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -17,7 +17,6 @@ import pytest
 from sphinx.util.inventory import InventoryFile
 
 from tests.docs.site import DOCS, build
-from tests.harness import ROOT
 
 MODULES = re.findall(
     r"automodule:: ([\w.]+)",
@@ -140,8 +139,7 @@ def test_a_reader_who_searches_for_an_error_finds_its_page(site: Path) -> None:
 def test_the_programs_of_quick_starts_print_what_they_say(site: Path) -> None:
     said = build(site.parent / "doctest", "doctest")
     assert "0 failures in tests" in said
-    if (DOCS / "start" / "numpy.md").exists():
-        assert re.search(r"Document: start/numpy\n", said), said
+    assert re.search(r"Document: start/numpy\n", said), said
 
 
 @pytest.mark.parametrize("actions", [False, True])
@@ -169,7 +167,3 @@ def test_a_how_to_is_short_and_begins_with_what_to_do(page: Path) -> None:
     text = page.read_text()
     assert len(text.split()) <= 600
     assert "```" in "\n".join(text.splitlines()[:10])
-
-
-def test_make_docs_builds_as_the_tests_do() -> None:
-    assert "-b html -n -W --keep-going docs out/docs" in (ROOT / "Makefile").read_text()
