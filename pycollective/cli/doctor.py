@@ -123,7 +123,7 @@ def _phase() -> tuple[str, str]:
     far = now == phase.FAR
     share = "share no cache" if far else "share a cache"
     return (
-        f"{now}: {latency * 1e9:.0f} ns one way, the cores {share} (measured now; a virtual machine may change)",
+        f"{now}: {latency * 1e9:.0f} ns one way, the cores {share} (now; a virtual machine may change)",
         "large collectives take 3 to 10 times as long as on cores that share one" if far else "",
     )
 
@@ -295,7 +295,7 @@ def _device_path(devices: int, apart: list[list[int]]) -> str:
     if apart:
         pairs = ", ".join(f"{one} and {other}" for one, other in apart)
         return f"calls go through host memory for ranks on GPUs without peer access: {pairs}"
-    return "calls run as kernels over peer memory, with init(device=...) and one GPU for each rank"
+    return "calls run as kernels over peer memory, with init(device=...) and a GPU for each rank"
 
 
 def _between_hosts(backend: bool) -> tuple[str, str, str]:

@@ -60,7 +60,7 @@ def test_a_driver_that_does_not_do_says_why(monkeypatch, variables, said):
     [
         (
             {},
-            "calls run as kernels over peer memory, with init(device=...) and one GPU for each rank",
+            "calls run as kernels over peer memory, with init(device=...) and a GPU for each rank",
         ),
         ({"devices": 1}, "calls go through host memory, as ranks would share the GPU"),
         (
