@@ -97,7 +97,7 @@ test-pythons: install
 	rm -rf build/pythons
 	$(BIN)/python -m build -q --no-isolation --sdist -o build/pythons
 	cd build/pythons && for python in $(PYTHONS); do \
-	  if ! command -v $$python; then echo "$$python is not here"; continue; fi; \
+	  if ! $$python -c "" 2>/dev/null; then echo "$$python is not here"; continue; fi; \
 	  $$python -m venv $$python && PYCOLLECTIVE_TORCH=0 $$python/bin/pip install -q *.tar.gz && \
 	  $$python/bin/pycollective verify -n 2 --quick && $$python/bin/pycollective doctor || exit 1; \
 	done
@@ -135,7 +135,7 @@ gpu:
 	$(PYTHON) -m benchmarks.gpu.run --out $(GPU_OUT)
 
 docs: install
-	$(BIN)/python -m sphinx -q -j auto -b html -W --keep-going docs out/docs
+	$(BIN)/python -m sphinx -q -j auto -E -b html -d out/doctrees -W --keep-going docs out/docs
 
 lint: $(VENV)/.requirements
 	$(BIN)/ruff check .

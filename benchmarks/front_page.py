@@ -14,7 +14,7 @@ from matplotlib import ticker
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pycollective.bench.plot import _format_time, _label, _spread
+from pycollective.bench.plot import format_time, label_line, spread_labels
 from pycollective.bench.record import Record, read_json
 from pycollective.bench.settings import format_size
 
@@ -100,18 +100,18 @@ def speed(record: Record, path: Path) -> None:
         own = name == "pycollective"
         width, marker = (2.8, 5) if own else (1.7, 3)
         axes.plot(sizes, times, color=colour, linewidth=width, marker="o", markersize=marker)
-        labels.append(_label(axes, sizes, times, name, colour, bold=own))
+        labels.append(label_line(axes, sizes, times, name, colour, bold=own))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes[::2], [format_size(size) for size in sizes[::2]])
     axes.yaxis.set_major_locator(ticker.LogLocator(numticks=12))
-    axes.yaxis.set_major_formatter(_format_time)
+    axes.yaxis.set_major_formatter(format_time)
     axes.minorticks_off()
     axes.set_ylim(bottom=min(limits))
     axes.set_xlabel("bytes of the array (K and M are binary)", color=_INK)
     _dress(axes, "Time of an all-reduce of fp32 on two ranks")
     figure.draw_without_rendering()  # settles the layout, which the labels go by
-    _spread(axes, labels)
+    spread_labels(axes, labels)
     figure.savefig(path, transparent=True)
 
 

@@ -48,8 +48,12 @@ napoleon_use_rtype = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
+linkcheck_timeout = 20
+linkcheck_rate_limit_timeout = 30
+
 # Links into others' documentation need their inventories, which Sphinx fetches: only where asked.
 # The empty one takes the place of one that cannot be fetched.
+intersphinx_timeout = 20
 if os.environ.get("DOCS_INTERSPHINX"):
     intersphinx_mapping = {
         name: (address, (None, "empty.inv"))
@@ -61,7 +65,8 @@ if os.environ.get("DOCS_INTERSPHINX"):
     }
 nitpicky = True
 nitpick_ignore_regex = [
-    (r"py:.*", r"(collections|contextlib|datetime|np|npt|numpy|os|pathlib|torch|types|typing)\..*"),
+    (r"py:.*", r"(collections|contextlib|datetime|np|npt|numpy|os|pathlib|types|typing)\..*"),
+    (r"py:.*", r"torch\.(?!ordered\b|compression\b).*"),
     # What a signature names beside public types, and nobody has to make.
     (r"py:class", r"pycollective\..*\.(Common|GroupMaker|Groups|Leaves|Options|Steps)"),
 ]
@@ -116,12 +121,12 @@ def named_pages(
     """Make links of the pages that a docstring names, such as (contract.md)."""
 
     def link(named: re.Match[str]) -> str:
-        page, elsewhere = f"reference/{named[1]}", f"inside/{named[1]}"
-        if not (DOCS / f"{page}.md").exists() and (DOCS / f"{elsewhere}.md").exists():
-            page = elsewhere
-        return f":doc:`{named[1].replace('_', ' ')} </{page}>`"
+        folders = [named[1]] if named[1] else ["reference", "inside", "measured"]
+        folder = next((each for each in folders if (DOCS / each / f"{named[2]}.md").exists()), "")
+        return f":doc:`{named[2].replace('_', ' ')} </{folder}/{named[2]}>`"
 
-    lines[:] = [re.sub(r"(?:docs/\w+/)?\b(\w+)\.md\b(?:#[\w-]+)?", link, line) for line in lines]
+    page = r"(?:docs/(\w+)/)?\b(\w+)\.md\b(?:#[\w-]+)?"
+    lines[:] = [re.sub(page, link, line) for line in lines]
 
 
 def setup(app: Sphinx) -> None:

@@ -61,7 +61,8 @@ def unknown_variables() -> list[str]:
             continue
         near = get_close_matches(name.upper(), VARIABLES, 1, 0.87)
         if near or name.startswith("PYCOLLECTIVE_"):
-            cure = f"did you mean {near[0]}?" if near else "variables.md lists those it has"
+            there = "docs/reference/variables.md lists those it has"
+            cure = f"did you mean {near[0]}?" if near else there
             said.append(f"pycollective has no environment variable {name}: {cure}")
     return said
 

@@ -47,7 +47,9 @@ def run_forks(text: str, ranks: int, folder: Path) -> list[str]:
 
 
 def test_the_ddp_example_prints_one_number_and_two_for_gloo(tmp_path: Path) -> None:
-    words = [line.split() for line in run_forks(DDP, 3, tmp_path)]
+    # Gloo may abort a process that frees its group as it ends ("terminate called").
+    kept = "\nimport builtins\nbuiltins.kept = dict(globals())\n"
+    words = [line.split() for line in run_forks(DDP + kept, 3, tmp_path)]
     said = ["pycollective 25", "pycollective 0.001", "Gloo 25", "Gloo 0.001"]
     assert [" ".join(each[:2]) for each in words] == said
     *ours, first, second = (number for *_, number in words)
@@ -100,7 +102,7 @@ def test_links_and_named_files_exist(document: Path) -> None:
             *(ROOT / "csrc").iterdir(),
             *(ROOT / "docs").iterdir(),
         )
-        written = f" {name}" in text  # by the reader, who starts it by a command
+        written = "/" not in name and f" {name}" in text  # by the reader, who starts it
         assert written or any((home / name).exists() for home in homes), name
 
 

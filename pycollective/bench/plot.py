@@ -69,7 +69,7 @@ def plot(record: Record, path: str | os.PathLike[str]) -> None:
     labels = [*_draw_limit(axes, record), *_draw_libraries(axes, record)]
     _dress(axes, record)
     figure.draw_without_rendering()  # settles the layout, which the labels go by
-    _spread(axes, labels)
+    spread_labels(axes, labels)
     figure.savefig(path, bbox_inches="tight")  # the labels lie outside the axes
 
 
@@ -95,7 +95,7 @@ def _draw_limit(axes: Any, record: Record) -> list[Any]:
     slower = [limit.seconds * 1e6 for limit in record.limits]
     axes.fill_between(sizes, faster, slower, color="#bbbbbb", alpha=0.55, linewidth=0, zorder=1)
     axes.plot(sizes, slower, color="#777777", linewidth=1, zorder=1)
-    return [_label(axes, sizes, slower, "limit of the machine", "#777777")]
+    return [label_line(axes, sizes, slower, "limit of the machine", "#777777")]
 
 
 def _draw_libraries(axes: Any, record: Record) -> list[Any]:
@@ -122,14 +122,14 @@ def _draw_libraries(axes: Any, record: Record) -> list[Any]:
             markersize=4.5 if own else 3,
             zorder=4 if own else 3,
         )
-        labels.append(_label(axes, sizes, medians, _NAMES.get(name, name), colour, bold=own))
+        labels.append(label_line(axes, sizes, medians, _NAMES.get(name, name), colour, bold=own))
     return labels
 
 
-def _label(
+def label_line(
     axes: Any, sizes: list[int], times: list[float], text: str, colour: str, bold: bool = False
 ) -> Any:
-    """Name a line at its right end, where the eye is; `_spread` keeps names apart."""
+    """Name a line at its right end, where the eye is; `spread_labels` keeps names apart."""
     return axes.annotate(
         text,
         (sizes[-1], times[-1]),
@@ -142,7 +142,7 @@ def _label(
     )
 
 
-def _spread(axes: Any, labels: list[Any], gap: float = 11.0) -> None:
+def spread_labels(axes: Any, labels: list[Any], gap: float = 11.0) -> None:
     """Move labels that would overlap upwards, so that they are at least `gap` points apart."""
     points = 72 / axes.figure.dpi
 
@@ -165,7 +165,7 @@ def _dress(axes: Any, record: Record) -> None:
     ticks = sizes[:: -(-len(sizes) // 9)]
     axes.set_xticks(ticks, [format_size(size) for size in ticks])
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(_format_time)
+    axes.yaxis.set_major_formatter(format_time)
     axes.grid(True, color=_FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -193,7 +193,7 @@ def _dress(axes: Any, record: Record) -> None:
     )
 
 
-def _format_time(microseconds: float, position: int | None = None) -> str:
+def format_time(microseconds: float, position: int | None = None) -> str:
     """A tick's text, in the unit that reads best."""
     for unit, scale in (("s", 1e6), ("ms", 1e3), ("µs", 1)):
         if microseconds >= scale:

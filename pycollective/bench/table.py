@@ -80,7 +80,8 @@ def header(record: Record, verbose: bool = False) -> Iterator[str]:
     )
     yield "# phase: near, cores share a cache, or far; measured before and after each turn"
     if not verbose:
-        yield "#   where both were seen, rows are near; --verbose adds far and the limit"
+        limit = "" if gpus else " and the limit"
+        yield f"#   where both were seen, rows are near; --verbose adds far{limit}"
     if gpus:
         yield "#   by the host's clock, around calls and the end of their stream"
     yield (
@@ -88,8 +89,8 @@ def header(record: Record, verbose: bool = False) -> Iterator[str]:
         "rounding;"
     )
     yield "#   a peer promises neither, so there it counts how it differs, not mistakes"
-    limit = "; limit: slower of streaming in place and copying" if verbose and not gpus else ""
-    yield f"# ratio: time over pycollective's{limit}"
+    slower = "; limit: slower of streaming in place and copying" if verbose and not gpus else ""
+    yield f"# ratio: time over pycollective's{slower}"
     if hosts > 1:
         yield "# sent: bytes a call that all ranks together sent to other hosts; raw: unpacked"
         yield "#   these inputs are made to show the order of additions, and pack badly"

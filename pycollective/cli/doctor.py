@@ -123,7 +123,7 @@ def _phase() -> tuple[str, str]:
     far = now == phase.FAR
     share = "share no cache" if far else "share a cache"
     return (
-        f"{now}: {latency * 1e9:.0f} ns one way, the cores {share} (now; a virtual machine may change)",
+        f"{now}: {latency * 1e9:.0f} ns one way, the cores {share} now (virtual machines change)",
         "large collectives take 3 to 10 times as long as on cores that share one" if far else "",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ def build(folder: Path, builder: str = "html", *options: str) -> str:
     """
     command = [sys.executable, "-m", "sphinx", "-b", builder, "-d", str(folder.parent / "doctrees")]
     command += ["-W", "--keep-going", *options, str(DOCS), str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    env = {name: value for name, value in os.environ.items() if name != "DOCS_INTERSPHINX"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -112,7 +112,8 @@ def warn(found: dict[str, Any], stacklevel: int) -> None:
         )
     for each in doubtful:
         warnings.warn(
-            f"LeafSync: {each} (any_number_of_ranks.md#on-gpus)", stacklevel=stacklevel + 1
+            f"LeafSync: {each} (docs/reference/any_number_of_ranks.md#on-gpus)",
+            stacklevel=stacklevel + 1,
         )
 
 
