@@ -128,6 +128,7 @@ storm: install
 bench: install
 	$(BIN)/python -m benchmarks.all --out benchmarks/results
 	$(BIN)/python -m benchmarks.measured_tables
+	$(BIN)/python -m benchmarks.front_page
 
 # One bare machine with an H200: builds in place with PYTHON, under 8 minutes (benchmarks/gpu).
 GPU_OUT ?= benchmarks/results

@@ -160,7 +160,7 @@ def add(parsers: Parsers) -> None:
         group,
         "--codec",
         "NAME",
-        "compare a codec (exact, one_bit, int8 or top_k) with dense calls, and say whether it "
+        "compare a codec (exact, one_bit, int8, top_k) with dense calls, and say whether it "
         "pays (default: none)",
         "",
     )
@@ -204,6 +204,8 @@ def bench(options: argparse.Namespace) -> int:
         raise ConfigurationError("--wire is not for --tune, which reads PYCOLLECTIVE_WIRE")
     if options.device != "cpu" and (options.tune is not None or options.codec):
         raise ConfigurationError("--tune and --codec measure host memory, not --device")
+    if options.verbose and (options.tune is not None or options.codec):
+        raise ConfigurationError("--tune and --codec have no --verbose")
     try:
         if options.tune is not None:
             return _tune(options, sizes, dtype)

@@ -58,6 +58,7 @@ def doctor(options: argparse.Namespace | None = None) -> None:
         print(f"{'ok ' if not cost else '-- '} {name:16} {found}")
         if cost:
             print(f"    {'':16} {cost}")
+    print("A line with -- is no fault: the line below it says what needs the piece, or what it costs.")
 
 
 def report() -> list[tuple[str, str, str]]:
@@ -103,7 +104,11 @@ def report() -> list[tuple[str, str, str]]:
 
 def _topology() -> str:
     simulated = os.environ.get(ENV_TOPOLOGY)
-    return f"{simulated} is simulated, by {ENV_TOPOLOGY}" if simulated else "the real hosts"
+    return (
+        f"{simulated} is simulated, by {ENV_TOPOLOGY}"
+        if simulated
+        else "the hosts as they are, none simulated"
+    )
 
 
 def _simd() -> tuple[str, str]:
@@ -190,7 +195,7 @@ def _single_copy() -> tuple[str, str]:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         return f"unknown: {last}", "it is not known whether large messages are copied once or twice"
     if (error := int(done.stdout)) == 0:
-        return "ranks may read each other's memory (process_vm_readv)", ""
+        return "large messages are copied once: ranks may read each other (process_vm_readv)", ""
     scope = ptrace_scope()
     why = f"; kernel.yama.ptrace_scope is {scope}" if scope else ""
     cure = (
@@ -300,7 +305,7 @@ def _device_path(devices: int, apart: list[list[int]]) -> str:
 
 def _between_hosts(backend: bool) -> tuple[str, str, str]:
     ways = [
-        *(["gloo under torchrun and pycollective run"] if backend else []),
+        *(["Gloo carries data, under torchrun and pycollective run"] if backend else []),
         *(["mpi under mpiexec"] if importlib.util.find_spec("mpi4py") else []),
     ]
     if ways:

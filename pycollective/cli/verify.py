@@ -73,8 +73,8 @@ def add(parsers: Parsers) -> None:
 def verify(options: argparse.Namespace) -> int:
     """Check every operation, algorithm and dtype on your ranks, bit for bit.
 
-    It prints a verdict and one digest of the bits of all results. The documentation's
-    page on the contract lists the digests that 2 and 4 ranks must print, with --quick
+    It prints a verdict and one digest of the bits of all results. The documentation
+    of the contract lists the digests that 2 and 4 ranks must print, with --quick
     and without. The digest is the same on every machine, by every algorithm, on
     GPUs, and under every launcher:
 

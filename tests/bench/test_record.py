@@ -109,7 +109,7 @@ def test_a_library_has_one_row_a_size_unless_more_is_asked_for(record):
     assert len(list(table.rows(record, 1024, verbose=True))) == 3 + 3 + 1
     for verbose in (False, True):
         header = "\n".join(table.header(record, verbose))
-        assert ("--verbose prints far" in header, "limit: slower" in header) == (
+        assert ("--verbose adds far" in header, "limit: slower" in header) == (
             not verbose,
             verbose,
         )

@@ -74,7 +74,10 @@ print(*doctor._single_copy(), sep="; ")
 
 @pytest.mark.skipif(doctor.ptrace_scope() != 0, reason="Yama forbids it to those without rights")
 def test_ranks_may_read_each_other():
-    assert single_copy() == ("ranks may read each other's memory (process_vm_readv)", "")
+    assert single_copy() == (
+        "large messages are copied once: ranks may read each other (process_vm_readv)",
+        "",
+    )
 
 
 def test_that_ranks_may_not_read_each_other_is_said():
@@ -129,7 +132,7 @@ def test_how_hosts_could_be_joined(monkeypatch):
     )
     lines = report()
     assert lines["MPI"][0] == "unknown without mpi4py"
-    assert lines["between hosts"][0].startswith("gloo under")
+    assert lines["between hosts"][0].startswith("Gloo carries data")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor, "_torch_backend", lambda: ("torch backend", "none", "a cost"))
     assert report()["between hosts"][1].startswith("all ranks must be on one host")
