@@ -58,7 +58,7 @@ def doctor(options: argparse.Namespace | None = None) -> None:
         print(f"{'ok ' if not cost else '-- '} {name:16} {found}")
         if cost:
             print(f"    {'':16} {cost}")
-    print("A line with -- is no fault: the line below it says what needs the piece, or what it costs.")
+    print("A line with -- is no fault: the line below it says what for, or what it costs.")
 
 
 def report() -> list[tuple[str, str, str]]:
