@@ -136,7 +136,7 @@ def test_an_undefined_symbol_becomes_an_error_that_says_what_to_do(package, tmp_
 def test_the_extra_and_the_advice_name_the_same_torch():
     pyproject = (ROOT / "pyproject.toml").read_text()
     ranges = re.findall(r'"(torch>=[^"]+)"', pyproject)
-    assert len(ranges) == 2
+    assert len(ranges) == 3
     assert {f"pip install '{each}'" for each in ranges} == {INSTALL_TORCH}
 
 
