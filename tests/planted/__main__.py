@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIES = ROOT / "build" / "planted_bugs"
 SECONDS = 200  # for the tests of one bug; longer counts as seen: it hangs
 CHOOSES = "PYCOLLECTIVE_PLANTED"
-SOURCES = (".py", ".cpp", ".h", ".inl", ".cu")
+SOURCES = (".py", ".cpp", ".h", ".inl", ".cu", ".md", ".ipynb")
 HEADER = f"""
 #pragma once
 #include <cstdlib>
@@ -113,7 +113,9 @@ def copy(folder: Path, numbered: dict[int, Bug]) -> None:
             (folder / environment.name).symlink_to(environment.resolve())
     if not any(bug.is_native for bug in numbered.values()):  # what is built here will do
         for path in (ROOT / "pycollective").rglob("*.so"):
-            shutil.copy2(path, folder / path.relative_to(ROOT))
+            there = folder / path.relative_to(ROOT)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, there)
         return
     environment = environment_of(folder)
     tests = {test for bug in numbered.values() for test in bug.tests}
