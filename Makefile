@@ -2,9 +2,9 @@
 # make shims     the torch backend for each torch that the extra allows, for a wheel
 # make demo      train a small network under DDP with Gloo and with pycollective, and kill ranks of
 #                one (out/demo): under three minutes
-# make test      every test but the whole table under mpiexec, which is make test-mpi, and what
-#                takes long, as thousands of processes that end do, which is make storm; 1,024
-#                ranks: make scale
+# make test      every test but those of the site, which are make test-docs; the whole table under
+#                mpiexec: make test-mpi; what takes long, as thousands of processes that end do: make
+#                storm; 1,024 ranks: make scale
 # make test-torch-suite  PyTorch's own tests of torch.distributed: docs/measured/torch_suite.md
 # make wheel     a wheel of this Python and an sdist, in dist/; make test-wheel installs the wheel into
 #                an environment without compiler, make or git, and tries it
@@ -12,7 +12,8 @@
 # make examples  all programs of examples/, with the packages that some of them need
 # make bench     the committed benchmarks (out of benchmarks/)
 # make gpu       all that one GPU can show, with this python3 as it is: no network, no .venv
-# make docs      the documentation site, in out/docs: begin at out/docs/index.html
+# make docs      the documentation site, in out/docs: begin at out/docs/index.html; make test-docs
+#                tests it
 # make lint      ruff, mypy, clang-format
 # make sanitize  native tests, each under TSan or under ASan; with EVERY=1 all under both, with those of
 #                GPUs and each instruction set's kernels
@@ -26,7 +27,7 @@ SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name
 # What the build reads besides.
 EMBEDDED := csrc/cuda/embed.py
 
-.PHONY: install build shims demo test mpi-environments test-together test-alone test-mpi test-torch-suite wheel test-wheel test-pythons examples storm scale bench gpu docs lint format standin native-parts sanitize clean
+.PHONY: install build shims demo test mpi-environments test-together test-alone test-mpi test-torch-suite wheel test-wheel test-pythons examples storm scale bench gpu docs test-docs lint format standin native-parts sanitize clean
 
 install: $(VENV)/.built $(VENV)/.imported
 
@@ -66,7 +67,7 @@ test: install mpi-environments
 mpi-environments: install
 	-$(BIN)/python -m benchmarks.mpi_environments
 test-together: install
-	$(BIN)/python -m pytest -n 2 $(WORKERS) -m '$(USUAL) and not alone' tests
+	$(BIN)/python -m pytest -n 2 $(WORKERS) -m '$(USUAL) and not alone' tests --ignore tests/docs
 test-alone: install
 	$(BIN)/python -m pytest -n 1 $(WORKERS) -m '$(USUAL) and alone' \
 	  $$(grep -rl --include='test_*.py' mark.alone tests)
@@ -137,6 +138,9 @@ gpu:
 
 docs: install
 	$(BIN)/python -m sphinx -q -j auto -E -b html -d out/doctrees -W --keep-going docs out/docs
+
+test-docs: docs
+	$(BIN)/python -m pytest tests/docs
 
 lint: $(VENV)/.requirements
 	$(BIN)/ruff check .
