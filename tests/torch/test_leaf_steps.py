@@ -118,7 +118,9 @@ def resumed(comm, until, state):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         sync.load_state_dict(state["sync"])
-    steps = sync.steps(loader_of(sync, num_workers=1), until=until)
+    # Not forked: a fork of a process with threads may hang, and did in two of three long runs.
+    loader = loader_of(sync, num_workers=1, multiprocessing_context="spawn")
+    steps = sync.steps(loader, until=until)
     assert len(steps) == until - sync.step
     for step in steps:
         for x, _ in step:
